@@ -1,0 +1,75 @@
+# Everything runs in a virtual environment that make creates: .venv
+#
+#   make demo                     install, fetch the small default model, answer a prompt by speculative decoding
+#   make test                     the default test suite (no model, no GPU, no internet beyond package installation)
+#   make TORCH_INDEX=URL demo     take torch from another package index, e.g. PyTorch's own for CPU or for another CUDA
+#   make PYTHON=python3.12 demo   another interpreter
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+TARGET ?= smollm2-135m
+DRAFT ?= ngram
+UP_FLAGS ?=
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PROTOS := $(wildcard proto/outrider/v1/*.proto)
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-model check format proto bench up down clean
+
+help:  ## Show this list.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+
+install: $(INSTALLED)  ## Create .venv with everything in it (the other targets do so by themselves).
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Outrider needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "[install] packages into $(VENV) (once; see constraints.txt for the versions)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) --editable '.[all,dev]'
+	@touch $@
+
+demo:  ## Install, fetch the default model and show speculative decoding at work.
+	@echo "make demo: speculative decoding over gRPC, on this machine, with a small real model"
+	@echo "  downloads  Python packages into $(VENV): about 0.7 GB (CPU build of torch) or 3 GB (the CUDA build that pip"
+	@echo "             picks on Linux; make TORCH_INDEX=... chooses); the model: 0.1 to 0.3 GB, once per user"
+	@echo "  disk       about 2.5 GB (CPU) or 8 GB (CUDA) for $(VENV), 0.3 GB for the model"
+	@echo "  memory     under 4 GB"
+	@echo "  time       5 to 15 minutes the first time, depending on the network; 1 to 2 minutes after that"
+	@$(MAKE) --no-print-directory install
+	@$(BIN)/outrider demo
+
+test: $(INSTALLED)  ## The default suite: under five minutes on two cores.
+	$(BIN)/python -m pytest tests/unit tests/service tests/e2e -m "not model and not gpu"
+
+test-model: $(INSTALLED)  ## The bars on the default model: under fifteen minutes on two cores.
+	$(BIN)/python -m pytest tests -m "model and not gpu"
+
+check: $(INSTALLED)  ## What CI runs before the tests: format, lint, types, import rules, stale stubs.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_protos.py
+
+format: $(INSTALLED)  ## Format the code and mend what the linter can mend.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: $(INSTALLED)  ## Write the gRPC stubs under outrider/v1 from proto/.
+	$(BIN)/python tools/check_protos.py --write
+
+bench: $(INSTALLED)  ## The scripts behind the figures (bench/README.md).
+	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+up: $(INSTALLED)  ## Serve: make up TARGET=... DRAFT=... UP_FLAGS="--port 8001".
+	@$(BIN)/outrider up --target $(TARGET) --draft $(DRAFT) $(UP_FLAGS)
+
+down: $(INSTALLED)  ## Stop what `make up` started.
+	@$(BIN)/outrider down
+
+clean:  ## Remove .venv and caches (downloaded models stay in the user's cache).
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
