@@ -10,7 +10,8 @@ _LINE = re.compile(r"^phase: (?P<phase>[a-z]+)(?: \((?P<detail>.*)\))?$")
 
 def announce(phase: str, detail: str = "") -> None:
     """Write the phase line to standard error, where a launcher (or a person) reads it."""
-    print(f"phase: {phase} ({detail})" if detail else f"phase: {phase}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"phase: {phase} ({detail})\n" if detail else f"phase: {phase}\n")
+    sys.stderr.flush()
 
 
 def parse(line: str) -> tuple[str, str] | None:

@@ -1,7 +1,8 @@
 """Run one part as a child that dies with its launcher, on chosen cores.
 
-`python -m outrider.local.child PARENT CPUS MODULE [ARGUMENT ...]`, CPUS being `all` or core numbers. The kernel's parent-death signal is set from inside the child, because a function run between fork and exec is unsafe in a process with
-threads.
+`python -m outrider.local.child PARENT CPUS MODULE [ARGUMENT ...]`, CPUS being `all` or core numbers. The kernel's
+parent-death signal is set from inside the child, because a function run between fork and exec is unsafe in a process
+with threads.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -197,8 +198,6 @@ def _wait(process: subprocess.Popen[bytes], end: float) -> None:
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """Each part leads a process group of its own, so this reaches nothing else."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()

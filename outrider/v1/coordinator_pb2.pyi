@@ -84,7 +84,7 @@ class SpeculationMetrics(_message.Message):
     def __init__(self, num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., rule: _Optional[_Union[_common_pb2.AcceptanceRule, str]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("text", "token_ids", "drafted", "finish_reason", "prompt_tokens", "completion_tokens", "metrics")
+    __slots__ = ("text", "token_ids", "drafted", "finish_reason", "prompt_tokens", "completion_tokens", "metrics", "text_ends")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,7 @@ class GenerateResponse(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_ENDS_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     drafted: _containers.RepeatedScalarFieldContainer[bool]
@@ -99,4 +100,5 @@ class GenerateResponse(_message.Message):
     prompt_tokens: int
     completion_tokens: int
     metrics: SpeculationMetrics
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[bool]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., metrics: _Optional[_Union[SpeculationMetrics, _Mapping]] = ...) -> None: ...
+    text_ends: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., drafted: _Optional[_Iterable[bool]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., metrics: _Optional[_Union[SpeculationMetrics, _Mapping]] = ..., text_ends: _Optional[_Iterable[int]] = ...) -> None: ...
