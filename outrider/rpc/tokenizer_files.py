@@ -1,0 +1,45 @@
+"""GetTokenizer: the files that turn text into ids, streamed in pieces from the model's folder."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from outrider.errors import ModelUnavailable
+from outrider.v1 import common_pb2
+
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "config.json",
+)
+BYTE_TOKENIZER = "stub:bytes"
+"""Stands for the built-in tokenizer of the stub models; there is no file behind it."""
+
+_PIECE_BYTES = 1 << 20
+
+
+async def pieces(folder: Path | None) -> AsyncIterator[common_pb2.GetTokenizerResponse]:
+    """The answer to GetTokenizer.
+
+    Args:
+        folder: of the model; None for a stub, whose tokenizer is built in.
+
+    Raises:
+        ModelUnavailable: the folder holds no tokenizer.json.
+    """
+    if folder is None:
+        yield common_pb2.GetTokenizerResponse(file_name=BYTE_TOKENIZER)
+        return
+    if not (folder / FILES[0]).is_file():
+        raise ModelUnavailable(f"{folder} holds no {FILES[0]}")
+    for name in FILES:
+        path = folder / name
+        if not path.is_file():
+            continue
+        data = path.read_bytes()
+        for start in range(0, max(len(data), 1), _PIECE_BYTES):
+            yield common_pb2.GetTokenizerResponse(file_name=name, data=data[start : start + _PIECE_BYTES])
