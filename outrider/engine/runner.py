@@ -1,0 +1,314 @@
+"""Runner: the one thread of a service that touches its model.
+
+Grad mode, the OpenMP pool and the CUDA context belong to a thread, so loading, probing, warm-up and serving all happen
+in this one. Others hand in messages and functions; what to run next is the worker's business.
+
+    any thread                      engine thread
+    submit(message) --> inbox --> worker.receive
+    call(function)  --> inbox --> function() --> future
+                                  worker.plan --> Step --> model.forward --> worker.finish
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from outrider.engine.batch import Span
+from outrider.engine.model import Model
+from outrider.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+M = TypeVar("M")
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Generic[P]):
+    """A forward pass to run now; `payload` is the worker's own note of what it is for."""
+
+    spans: Sequence[Span]
+    payload: P
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to run for `seconds`, unless a message arrives first."""
+
+    seconds: float
+
+
+class StepTiming(NamedTuple):
+    """How a step went.
+
+    Attributes:
+        started: `time.monotonic()` when it began.
+        forward_ms: the forward pass, device included.
+        streams: spans in the step.
+        tokens: tokens fed.
+    """
+
+    started: float
+    forward_ms: float
+    streams: int
+    tokens: int
+
+
+class Worker(Protocol[M, P]):
+    """What a service does with a model. All methods run in the engine thread; none may block.
+
+    An exception out of `receive` loses that message; out of `finish` it fails the step; out of `plan` or `fail` it
+    stops the engine, because then nobody knows what state the worker is in.
+    """
+
+    def receive(self, message: M) -> None:
+        """Takes in a submitted message."""
+
+    def plan(self) -> Step[P] | Wait | None:
+        """What to run next: a step; nothing for a while; or (None) nothing until the next message."""
+
+    def finish(self, step: Step[P], logits: Tensor, timing: StepTiming) -> None:
+        """Uses a step's logits, float32 [sum of wanted, vocab_rows] on the model's device."""
+
+    def fail(self, step: Step[P], error: Exception) -> None:
+        """The step could not be run or finished: answers its items with an error and frees what they held."""
+
+
+class RunnerStats(NamedTuple):
+    """Counters since the start, and ages in seconds now.
+
+    Attributes:
+        steps_total: steps finished.
+        step_failures_total: steps that failed.
+        step_streams_total: spans over all finished steps.
+        step_tokens_total: tokens fed over all finished steps.
+        forward_ms_total: time in forward passes.
+        last_step_age_s: since the last step ended; None before the first.
+        step_running_s: since the step in progress began; None between steps.
+    """
+
+    steps_total: int
+    step_failures_total: int
+    step_streams_total: int
+    step_tokens_total: int
+    forward_ms_total: float
+    last_step_age_s: float | None
+    step_running_s: float | None
+
+
+class _Call(NamedTuple):
+    function: Callable[[], Any]
+    future: Future[Any]
+
+
+class _Close(NamedTuple):
+    give_up: float
+    """Monotonic time at which draining ends."""
+
+
+class Runner(Generic[M, P]):
+    """Runs a worker's steps on its model, in a thread of its own.
+
+    Args:
+        build: loads the model and makes the worker; runs in the engine thread.
+        threads: torch threads of the engine thread; None leaves torch's choice.
+        on_fatal: called in the engine thread when the engine stops for good after it was ready. A failed `build` is
+            reported by `ready` alone.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[], tuple[Model, Worker[M, P]]],
+        *,
+        threads: int | None = None,
+        on_fatal: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self.ready: Future[None] = Future()
+        self.fatal: BaseException | None = None
+        self._build = build
+        self._threads = threads
+        self._on_fatal = on_fatal
+        self._inbox: queue.SimpleQueue[M | _Call | _Close] = queue.SimpleQueue()
+        self._gate = threading.Lock()
+        self._refusal: str | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._steps = self._failures = self._streams = self._tokens = 0
+        self._forward_ms = 0.0
+        self._step_started: float | None = None
+        self._step_ended: float | None = None
+        self._give_up: float | None = None
+
+    def start(self) -> None:
+        """Starts the thread; `ready` resolves when the model is loaded, or holds the reason why it is not."""
+        self._thread.start()
+
+    def submit(self, message: M) -> None:
+        """Hands a message to the worker; thread-safe.
+
+        Raises:
+            Unavailable: the engine is closing or has stopped.
+        """
+        self._put(message)
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Runs a function in the engine thread between two steps; thread-safe.
+
+        Raises:
+            Unavailable: the engine is closing or has stopped.
+        """
+        future: Future[T] = Future()
+        self._put(_Call(function, future))
+        return future
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Takes nothing new, lets the worker finish its work for up to `drain_s` seconds, and joins the thread."""
+        with self._gate:
+            closing = self._refusal is not None
+            self._refusal = self._refusal or "the engine is closing"
+        if not closing:
+            self._inbox.put(_Close(time.monotonic() + drain_s))
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def stats(self) -> RunnerStats:
+        """Counters and ages; thread-safe."""
+        now = time.monotonic()
+        started, ended = self._step_started, self._step_ended
+        return RunnerStats(
+            steps_total=self._steps,
+            step_failures_total=self._failures,
+            step_streams_total=self._streams,
+            step_tokens_total=self._tokens,
+            forward_ms_total=self._forward_ms,
+            last_step_age_s=None if ended is None else now - ended,
+            step_running_s=None if started is None else now - started,
+        )
+
+    def _put(self, entry: M | _Call) -> None:
+        with self._gate:
+            if self._refusal is not None:
+                raise Unavailable(self._refusal)
+            self._inbox.put(entry)
+
+    def _run(self) -> None:
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+        with torch.inference_mode():
+            try:
+                model, worker = self._build()
+            except BaseException as error:
+                self._stop(error)
+                self.ready.set_exception(error)
+                return
+            # What was loaded stays for good; a collection must not walk through it in the middle of a step.
+            gc.collect()
+            gc.freeze()
+            self.ready.set_result(None)
+            try:
+                self._serve(model, worker)
+            except BaseException as error:
+                log.critical("the engine stops: %s", error, exc_info=error)
+                self._stop(error)
+                if self._on_fatal is not None:
+                    self._on_fatal(error)
+            else:
+                self._stop(None)
+
+    def _serve(self, model: Model, worker: Worker[M, P]) -> None:
+        wait_s: float | None = 0.0
+        while True:
+            self._drain_inbox(worker, wait_s)
+            if self._give_up is not None and time.monotonic() >= self._give_up:
+                return
+            plan = worker.plan()
+            if isinstance(plan, Step):
+                self._step(model, worker, plan)
+                wait_s = 0.0
+            elif isinstance(plan, Wait):
+                wait_s = max(plan.seconds, 0.0)
+            elif self._give_up is not None:
+                return
+            else:
+                wait_s = None
+
+    def _drain_inbox(self, worker: Worker[M, P], wait_s: float | None) -> None:
+        """Takes in all that is there; waits up to `wait_s` (None: for ever) for the first entry."""
+        if wait_s is not None and self._give_up is not None:
+            wait_s = min(wait_s, max(self._give_up - time.monotonic(), 0.0))
+        try:
+            entry = self._inbox.get(timeout=wait_s) if wait_s != 0.0 else self._inbox.get_nowait()
+            while True:
+                self._take(worker, entry)
+                entry = self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _take(self, worker: Worker[M, P], entry: M | _Call | _Close) -> None:
+        if isinstance(entry, _Close):
+            self._give_up = entry.give_up
+        elif isinstance(entry, _Call):
+            _answer(entry)
+        else:
+            try:
+                worker.receive(entry)
+            except Exception:
+                log.exception("a message was lost")
+
+    def _step(self, model: Model, worker: Worker[M, P], step: Step[P]) -> None:
+        started = self._step_started = time.monotonic()
+        try:
+            logits = model.forward(step.spans)
+            if logits.is_cuda:
+                # The cost tables are fitted to this time, so it must be the device's, not that of queueing kernels.
+                torch.cuda.current_stream(logits.device).synchronize()
+            forward_ms = (time.monotonic() - started) * 1000
+            tokens = sum(len(span.tokens) for span in step.spans)
+            worker.finish(step, logits, StepTiming(started, forward_ms, len(step.spans), tokens))
+        except Exception as error:
+            self._failures += 1
+            log.exception("a step of %d streams failed", len(step.spans))
+            worker.fail(step, error)
+            if isinstance(error, torch.AcceleratorError):
+                raise  # The device's context is lost: every further step would fail.
+        else:
+            self._steps += 1
+            self._streams += len(step.spans)
+            self._tokens += tokens
+            self._forward_ms += forward_ms
+        finally:
+            self._step_started = None
+            self._step_ended = time.monotonic()
+
+    def _stop(self, error: BaseException | None) -> None:
+        """Refuses what comes and what still waits."""
+        with self._gate:
+            self.fatal = error
+            self._refusal = "the engine has stopped" if error is None else f"the engine has stopped: {error}"
+        while True:
+            try:
+                entry = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(entry, _Call):
+                entry.future.set_exception(Unavailable(self._refusal))
+
+
+def _answer(call: _Call) -> None:
+    if not call.future.set_running_or_notify_cancel():
+        return
+    try:
+        call.future.set_result(call.function())
+    except BaseException as error:
+        call.future.set_exception(error)
