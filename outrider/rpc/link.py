@@ -72,6 +72,7 @@ class Attached:
     """To the engine: a coordinator's link is up; streams that it left under its lease are its own again."""
 
     owner: bytes
+    epoch: int
     excluded_ids: U32
 
 
@@ -80,7 +81,7 @@ class Detached:
     """To the engine: a coordinator's link ended; free its streams unless it is back within the lease."""
 
     owner: bytes
-    lease_s: float
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,8 @@ class Delivery(Generic[B, R]):
     """To the engine: a request batch.
 
     Attributes:
-        owner: identity of the coordinator, the key for attach and detach.
+        owner: identity of the coordinator.
+        epoch: of its link; a delivery of an older one is dropped.
         link: where to answer; every item that is not in `refused` must be answered, once `Link.reply` says so.
         batch: as received.
         refused: indices of items that the link has answered itself; skip them.
@@ -96,6 +98,7 @@ class Delivery(Generic[B, R]):
     """
 
     owner: bytes
+    epoch: int
     link: Link[R]
     batch: B
     refused: frozenset[int]
@@ -214,7 +217,7 @@ class LinkHost(Generic[B, R]):
         if previous := self._links.get(link.owner):
             previous.ending.set()
         self._links[link.owner] = link
-        self._submit(Attached(owner=link.owner, excluded_ids=hello.excluded_ids))
+        self._submit(Attached(owner=link.owner, epoch=link.epoch, excluded_ids=hello.excluded_ids))
         logger.info("link from coordinator %s: epoch %d", link.owner.hex()[:8], link.epoch)
         try:
             reply = HelloReply(
@@ -284,9 +287,15 @@ class LinkHost(Generic[B, R]):
             batch = request.batch
             if not (len(batch.items) or batch.opens or len(batch.closed)):
                 continue
-            refused = link.admit(request)
             self._submit(
-                Delivery(owner=link.owner, link=link, batch=batch, refused=refused, arrived_s=time.perf_counter())
+                Delivery(
+                    owner=link.owner,
+                    epoch=link.epoch,
+                    link=link,
+                    batch=batch,
+                    refused=link.admit(request),
+                    arrived_s=time.perf_counter(),
+                )
             )
 
     def _end(self, link: Link[R]) -> None:
@@ -294,7 +303,7 @@ class LinkHost(Generic[B, R]):
             return  # a newer link owns the streams
         del self._links[link.owner]
         self._ended[link.owner] = (link.epoch, time.monotonic() + self._lease_s)
-        self._submit(Detached(owner=link.owner, lease_s=self._lease_s))
+        self._submit(Detached(owner=link.owner, epoch=link.epoch))
         logger.info("link from coordinator %s ended", link.owner.hex()[:8])
 
 
