@@ -50,8 +50,10 @@ class Seat:
 
     @property
     def device(self) -> str:
-        """The device as the service's `--device` takes it; its cards are the only ones it is shown."""
-        return "cpu" if self.cards is None else "cuda:0"
+        """The device as the service's `--device` takes it: it is shown its own cards only, and spreads over several."""
+        if self.cards is None:
+            return "cpu"
+        return "cuda:0" if len(self.cards) == 1 else "auto"
 
     def describe(self) -> str:
         if self.cards is None:
