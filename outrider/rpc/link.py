@@ -94,7 +94,7 @@ class Delivery(Generic[B, R]):
         link: where to answer; every item that is not in `refused` must be answered, once `Link.reply` says so.
         batch: as received.
         refused: indices of items that the link has answered itself; skip them.
-        arrived_s: `time.perf_counter()` at arrival.
+        arrived_s: `time.monotonic()` at arrival.
     """
 
     owner: bytes
@@ -294,7 +294,7 @@ class LinkHost(Generic[B, R]):
                     link=link,
                     batch=batch,
                     refused=link.admit(request),
-                    arrived_s=time.perf_counter(),
+                    arrived_s=time.monotonic(),
                 )
             )
 
