@@ -19,14 +19,16 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from outrider.engine.batch import Span
-from outrider.engine.model import Model
 from outrider.errors import Unavailable
+
+if TYPE_CHECKING:
+    from outrider.engine.model import Model
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +138,7 @@ class Runner(Generic[M, P]):
         on_fatal: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.ready: Future[None] = Future()
+        self.ready.set_running_or_notify_cancel()  # From here on a waiter that gives up cannot cancel it.
         self.fatal: BaseException | None = None
         self._build = build
         self._threads = threads
@@ -301,7 +304,7 @@ class Runner(Generic[M, P]):
                 entry = self._inbox.get_nowait()
             except queue.Empty:
                 return
-            if isinstance(entry, _Call):
+            if isinstance(entry, _Call) and entry.future.set_running_or_notify_cancel():
                 entry.future.set_exception(Unavailable(self._refusal))
 
 

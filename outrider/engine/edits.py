@@ -1,0 +1,134 @@
+"""What requests do to logits before the temperature: masks, biases, minimum lengths and penalties."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.sampling import SamplingParams
+
+Ids = NDArray[np.int64]
+
+
+class RowContext(NamedTuple):
+    """What one logits row depends on besides the logits.
+
+    Attributes:
+        params: the stream's sampling parameters.
+        tokens: the stream's tokens, at least as many as `length` (a verify row's includes the slots drafted before it).
+        length: tokens before the row's own position, prompt included; those behind it are not looked at.
+        prompt_len: how many of them are prompt.
+    """
+
+    params: SamplingParams
+    tokens: Sequence[int]
+    length: int
+    prompt_len: int
+
+
+def edit(logits: Tensor, rows: Sequence[RowContext]) -> Tensor:
+    """A copy of the logits with every request's masks, biases, minimum length and penalties, in this order.
+
+    Ids beyond the vocabulary are ignored. Penalties follow the usual definitions: repetition (Keskar et al.,
+    arXiv 1909.05858) over prompt and text, presence and frequency over the generated text only.
+
+    Args:
+        logits: [rows, vocab] float32.
+        rows: one per row.
+    """
+    edited = logits.clone()
+    _allow(edited, rows)
+    _bias(edited, rows)
+    _hold_stops(edited, rows)
+    _penalise(edited, rows)
+    return edited
+
+
+class _Points:
+    """Entries of the logits matrix, collected row by row and moved to the device in one piece."""
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+        self._rows: list[Ids] = []
+        self._ids: list[Ids] = []
+        self._values: list[NDArray[np.float32]] = []
+
+    def add(self, row: int, ids: Ids, values: NDArray[np.floating] | float = 0.0) -> None:
+        known = ids < self._vocab
+        self._ids.append(ids[known])
+        self._rows.append(np.full(len(self._ids[-1]), row))
+        self._values.append(np.broadcast_to(np.asarray(values, np.float32), ids.shape)[known])
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Row and id of each entry."""
+        return _to(np.concatenate(self._rows), device), _to(np.concatenate(self._ids), device)
+
+    def values(self, device: torch.device) -> Tensor:
+        return _to(np.concatenate(self._values), device)
+
+
+def _allow(logits: Tensor, rows: Sequence[RowContext]) -> None:
+    allowed = _Points(logits.shape[1])
+    masked = []
+    for i, row in enumerate(rows):
+        if row.params.allowed_token_ids:
+            allowed.add(i, np.array(row.params.allowed_token_ids))
+            masked.append(i)
+    if allowed:
+        index = allowed.index(logits.device)
+        kept = logits[index]
+        logits[torch.tensor(masked, device=logits.device)] = -math.inf
+        logits[index] = kept
+
+
+def _bias(logits: Tensor, rows: Sequence[RowContext]) -> None:
+    biased = _Points(logits.shape[1])
+    for i, row in enumerate(rows):
+        if row.params.logit_bias:
+            ids, values = zip(*row.params.logit_bias, strict=True)
+            biased.add(i, np.array(ids), np.array(values))
+    if biased:
+        logits.index_put_(biased.index(logits.device), biased.values(logits.device), accumulate=True)
+
+
+def _hold_stops(logits: Tensor, rows: Sequence[RowContext]) -> None:
+    held = _Points(logits.shape[1])
+    for i, row in enumerate(rows):
+        if row.params.stop_token_ids and row.length - row.prompt_len < row.params.min_tokens:
+            held.add(i, np.array(row.params.stop_token_ids), -math.inf)
+    if held:
+        logits.index_put_(held.index(logits.device), held.values(logits.device))
+
+
+def _penalise(logits: Tensor, rows: Sequence[RowContext]) -> None:
+    repeated, subtracted = _Points(logits.shape[1]), _Points(logits.shape[1])
+    arrays: dict[int, Ids] = {}  # The rows of one stream share its token list.
+    for i, row in enumerate(rows):
+        params = row.params
+        if not params.penalised:
+            continue
+        tokens = arrays.setdefault(id(row.tokens), np.asarray(row.tokens, np.int64))[: row.length]
+        if params.repetition_penalty != 1:
+            repeated.add(i, np.unique(tokens), params.repetition_penalty)
+        if params.presence_penalty or params.frequency_penalty:
+            ids, counts = np.unique(tokens[row.prompt_len :], return_counts=True)
+            subtracted.add(i, ids, params.presence_penalty + params.frequency_penalty * counts)
+    if repeated:
+        index, penalty = repeated.index(logits.device), repeated.values(logits.device)
+        before = logits[index]
+        logits[index] = torch.where(before > 0, before / penalty, before * penalty)
+    if subtracted:
+        logits[subtracted.index(logits.device)] -= subtracted.values(logits.device)
+
+
+def _to(values: NDArray[np.generic], device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)
