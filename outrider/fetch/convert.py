@@ -53,13 +53,14 @@ def convert(gguf: Path, folder: Path) -> None:
     configuration and the folder loads like any other.
     """
     pulse = _Pulse()
+    pre_tokenizer = gguf_pre_tokenizer(gguf)  # first, so that a broken file fails before the slow imports
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     torch.set_grad_enabled(False)
     pulse.step()
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    restore_pre_tokenizer(tokenizer.backend_tokenizer, gguf_pre_tokenizer(gguf))
+    restore_pre_tokenizer(tokenizer.backend_tokenizer, pre_tokenizer)
     loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     pulse.step()
     fields = loaded.config.to_dict()

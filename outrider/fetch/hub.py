@@ -71,6 +71,11 @@ def cache_folder() -> Path:
     return Path(constants.HF_HUB_CACHE)
 
 
+def endpoint() -> str:
+    """The hub's address (HF_ENDPOINT)."""
+    return constants.ENDPOINT
+
+
 def cached(model_id: str, revision: str | None) -> Path | None:
     """The complete snapshot of a model in the cache, or None; asks no network."""
     config = huggingface_hub.try_to_load_from_cache(model_id, "config.json", revision=revision)
@@ -141,7 +146,7 @@ def download(repository: Repository, revision: str | None, reporter: Reporter, *
     if not repository.weight_bytes:
         raise ModelUnavailable(f"{model_id} has no safetensors weights; take a repository that has, or convert it")
     if repository.gated and not huggingface_hub.get_token():
-        raise ModelUnavailable(hub_errors.gated(model_id, f"{constants.ENDPOINT}/{model_id}"))
+        raise ModelUnavailable(hub_errors.gated(model_id, f"{endpoint()}/{model_id}"))
     blobs = place / ("models--" + model_id.replace("/", "--")) / "blobs"
     remaining = max(0, repository.download_bytes - _size(blobs))
     reporter.plan(
@@ -149,7 +154,7 @@ def download(repository: Repository, revision: str | None, reporter: Reporter, *
             model_id=model_id,
             revision=repository.revision,
             licence=repository.licence,
-            source=constants.ENDPOINT,
+            source=endpoint(),
             download_bytes=remaining,
             disk_bytes=remaining,
             place=existing_parent(place) if not place.exists() else place,
@@ -213,7 +218,7 @@ def _size(blobs: Path) -> int:
 
 
 def _explain(error: BaseException, model_id: str, revision: str | None) -> str:
-    return hub_errors.explain(error, model_id, revision, constants.ENDPOINT, cache_folder())
+    return hub_errors.explain(error, model_id, revision, endpoint(), cache_folder())
 
 
 def _main(arguments: dict[str, Any]) -> int:

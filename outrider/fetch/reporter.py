@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,7 @@ class LogReporter:
 
     def __init__(self, interval_s: float = 4.0) -> None:
         self._interval_s = interval_s
-        self._last_s = 0.0
+        self._last_s = -math.inf
 
     def plan(self, plan: Plan) -> None:
         logger.info("%s", plan)

@@ -1,0 +1,59 @@
+"""Fixtures that several suites share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from outrider import models
+from outrider.errors import ModelUnavailable
+from tests.fake_hub import FakeHub, FakeModel, running_hub
+
+
+@pytest.fixture(scope="session")
+def default_model_dir() -> Path:
+    """Folder of the default target; tests that need it are skipped, with the reason, where it cannot be had."""
+    try:
+        folder = models.resolve(models.DEFAULT_TARGET).folder
+    except ModelUnavailable as error:
+        pytest.skip(f"the default model is not available: {error}")
+    assert folder is not None
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Empty caches of this test's own, for Outrider and for the hub's library, here and in child processes."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "outrider"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hf" / "token"))
+    return tmp_path
+
+
+@pytest.fixture
+def fake_hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    """A hub on loopback that this process and its children take for the real one."""
+    with running_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        for proxy in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.delenv(proxy, raising=False)
+        hub.models["tiny/model"] = FakeModel(
+            {
+                "config.json": b'{"model_type": "llama", "vocab_size": 8}',
+                "tokenizer.json": b"{}",
+                "model.safetensors": b"w" * 4096,
+                "README.md": b"---\nlicense: mit\n---\n# tiny",
+                "pytorch_model.bin": b"p" * 4096,
+                "original/consolidated.safetensors": b"o" * 4096,
+            }
+        )
+        yield hub
