@@ -124,8 +124,7 @@ class Runner(Generic[M, P]):
     """Runs a worker's steps on its model, in a thread of its own.
 
     Args:
-        build: loads the model and makes the worker; runs in the engine thread.
-        threads: torch threads of the engine thread; None leaves torch's choice.
+        build: loads the model (which sets the thread's torch threads) and makes the worker; runs in the engine thread.
         on_fatal: called in the engine thread when the engine stops for good after it was ready. A failed `build` is
             reported by `ready` alone.
     """
@@ -134,14 +133,12 @@ class Runner(Generic[M, P]):
         self,
         build: Callable[[], tuple[Model, Worker[M, P]]],
         *,
-        threads: int | None = None,
         on_fatal: Callable[[BaseException], None] | None = None,
     ) -> None:
         self.ready: Future[None] = Future()
         self.ready.set_running_or_notify_cancel()  # From here on a waiter that gives up cannot cancel it.
         self.fatal: BaseException | None = None
         self._build = build
-        self._threads = threads
         self._on_fatal = on_fatal
         self._inbox: queue.SimpleQueue[M | _Call | _Close] = queue.SimpleQueue()
         self._gate = threading.Lock()
@@ -206,8 +203,6 @@ class Runner(Generic[M, P]):
             self._inbox.put(entry)
 
     def _run(self) -> None:
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
         with torch.inference_mode():
             try:
                 model, worker = self._build()
