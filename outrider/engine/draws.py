@@ -127,9 +127,7 @@ def gumbel_words(low: Tensor, high: Tensor, token_ids: Tensor) -> Tensor:
     return h.bitwise_xor_(_shift(h, 16))
 
 
-def draft_distribution(
-    p: Tensor, draft_top_k: int, mass: float = 0.995, excluded: Tensor | None = None
-) -> DraftRows:
+def draft_distribution(p: Tensor, draft_top_k: int, mass: float = 0.995, excluded: Tensor | None = None) -> DraftRows:
     """q as the draft may ship it: the fewest ids whose mass reaches `mass`, at most `draft_top_k`.
 
     Args:

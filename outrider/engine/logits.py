@@ -1,7 +1,8 @@
 """From raw logits to p, the distribution that plain decoding samples from.
 
 `process` is the one function for plain steps and for verify rows. The order: allowed ids, logit bias, min_tokens;
-repetition, presence, frequency penalties; temperature; min_p; top_k; top_p. `greedy` takes the same edits and an argmax.
+repetition, presence, frequency penalties; temperature; min_p; top_k; top_p. `greedy` takes the same edits and then an
+argmax.
 A row's result depends on that row alone, never on the rows beside it.
 
 Ties. Every choice between equal values falls on the lowest id: the argmax, the last id kept by top_k and by top_p.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-M = TypeVar("M")
+M = TypeVar("M", contravariant=True)
 P = TypeVar("P")
 
 

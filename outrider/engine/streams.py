@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence as Tokens
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
 from outrider.engine.block_manager import BlockManager
