@@ -1,7 +1,7 @@
 """Write the gRPC stubs from proto/, or tell whether the committed ones are stale.
 
-    python tools/check_protos.py            exit 1 and name the files that differ
-    python tools/check_protos.py --write    regenerate outrider/v1 in place
+python tools/check_protos.py            exit 1 and name the files that differ
+python tools/check_protos.py --write    regenerate outrider/v1 in place
 """
 
 import argparse

@@ -68,7 +68,7 @@ def convert(gguf: Path, folder: Path) -> None:
         fields.pop(leftover, None)
     fields["rms_norm_eps"] = round(fields["rms_norm_eps"], 9)  # GGUF stores it in float32
     config = type(loaded.config).from_dict(fields)
-    model = type(loaded)(config).to(torch.bfloat16)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.load_state_dict(loaded.state_dict())
     pulse.step()
     model.generation_config = GenerationConfig(
