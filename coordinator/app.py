@@ -1,0 +1,135 @@
+"""The HTTP application: routes, and nothing that decides anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+
+from coordinator.fields import Door
+from coordinator.front import Front
+from coordinator.metrics import CONTENT_TYPE
+from coordinator.openai import ChatCompletionRequest, CompletionRequest, parse
+from coordinator.problems import body as error_body
+from coordinator.problems import problem
+from coordinator.reply import Reply
+from outrider import __version__
+from outrider.errors import InvalidArgument, OutriderError
+
+TIMEOUT_HEADER = "x-request-timeout"
+_SMALLEST_BODY_LIMIT = 1 << 20
+_BODY_BYTES_PER_TOKEN = 64
+"""Ten times what a token takes as text, and eight times what it takes as a number."""
+
+
+def build_app(front: Callable[[], Front]) -> FastAPI:
+    """The application; `front` is asked for with each request, because it may be made later than the routes."""
+    app = FastAPI(title="Outrider", version=__version__, docs_url=None, redoc_url=None)
+
+    @app.post("/v1/completions", openapi_extra=_request_body(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        return await _answer(front(), request, Door.COMPLETIONS)
+
+    @app.post("/v1/chat/completions", openapi_extra=_request_body(ChatCompletionRequest))
+    async def chat_completions(request: Request) -> Response:
+        return await _answer(front(), request, Door.CHAT)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        model = front().model
+        entry = {"id": model.name, "object": "model", "created": model.created, "owned_by": "outrider"}
+        return {"object": "list", "data": [{**entry, "root": model.root, "max_model_len": model.max_model_len}]}
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        return {"status": "alive"}
+
+    @app.get("/ready")
+    async def ready() -> JSONResponse:
+        reason, state = front().readiness
+        degraded = [part._asdict() for part in state.degraded]
+        content: dict[str, Any] = {"degraded": degraded, "last_step_age_s": state.last_step_age_s}
+        if reason:
+            content |= error_body(reason, "service_unavailable_error")
+        return JSONResponse(content, 503 if reason else 200)
+
+    @app.get("/version")
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(front().metrics.render(), media_type=CONTENT_TYPE)
+
+    @app.exception_handler(OutriderError)
+    async def domain_error(_: Request, error: OutriderError) -> JSONResponse:
+        answer = problem(error)
+        front().metrics.rejected.labels(str(answer.status)).inc()
+        return JSONResponse(answer.body, answer.status, answer.headers)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return JSONResponse(error_body(message, "invalid_request_error"), error.status_code, error.headers)
+
+    _describe(app)
+    return app
+
+
+async def _answer(front: Front, request: Request, door: Door) -> Response:
+    body = await _body(request, front)
+    timeout_s = _timeout_s(request.headers.get(TIMEOUT_HEADER))
+    query, shape = parse(body, door, strict_fields=front.config.strict_fields, timeout_s=timeout_s)
+    front.metrics.ignored_fields.inc(len(shape.ignored))
+    return Reply(front, query, shape)  # type: ignore[return-value]  # an ASGI response of its own
+
+
+async def _body(request: Request, front: Front) -> bytes:
+    limit = max(_SMALLEST_BODY_LIMIT, front.model.max_model_len * _BODY_BYTES_PER_TOKEN)
+    parts, length = [], 0
+    async for part in request.stream():
+        length += len(part)
+        if length > limit:
+            raise InvalidArgument("body", f"is larger than {limit} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _timeout_s(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise InvalidArgument(TIMEOUT_HEADER, f"must be a positive number of seconds, got {text!r}")
+    return value
+
+
+def _request_body(model: type[BaseModel]) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _describe(app: FastAPI) -> None:
+    """Completes `/openapi.json`: request bodies are parsed by hand, so FastAPI does not know their models."""
+    generated = app.openapi
+    models: list[tuple[type[BaseModel], Literal["validation"]]] = [
+        (CompletionRequest, "validation"),
+        (ChatCompletionRequest, "validation"),
+    ]
+
+    def openapi() -> dict[str, Any]:
+        document = generated()
+        _, schemas = models_json_schema(models, ref_template="#/components/schemas/{model}")
+        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
