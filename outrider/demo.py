@@ -15,10 +15,10 @@ from outrider.v1.coordinator_pb2 import GenerateRequest
 
 PROMPT = (
     "Here is a notice from a harbour office:\n\n"
-    '"The ferry to Gull Island leaves from pier three at nine in the morning and at four in the afternoon. The '
-    "crossing takes forty minutes. Tickets are sold on board. In strong wind the afternoon ferry is cancelled, and the "
-    "morning ferry returns at once. Bicycles travel free of charge, but dogs need a ticket of their own. The last ferry back "
-    'leaves Gull Island at six in the evening."\n\n'
+    '"The ferry to Gull Island leaves from pier three at nine in the morning and at four in the afternoon. '
+    "The crossing takes forty minutes. Tickets are sold on board. In strong wind the afternoon ferry is cancelled, "
+    "and the morning ferry returns at once. Bicycles travel free of charge, but dogs need a ticket of their own. "
+    'The last ferry back leaves Gull Island at six in the evening."\n\n'
     "Repeat the notice word for word, and then list its four most important facts."
 )
 
