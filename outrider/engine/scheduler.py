@@ -9,7 +9,8 @@ is drafted, and each step pays the fixed cost of a pass again. So a step waits f
 that is the shorter way to serve them all: T(ready + rest) + w < T(ready) + T(rest).
 
 KV. The oldest streams make progress whatever happens: when an admitted stream cannot grow, the youngest one loses its
-blocks. A new stream is admitted in order of arrival and never at another's cost.
+blocks (its next item, should it have none here, is computed from the start again). A new stream is admitted in order of
+arrival and never at another's cost.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ class Pool(Protocol):
         """Whether an empty pool could hold this many tokens of one stream."""
 
     def grow(self, stream_id: int, tokens: int, spare_blocks: int) -> bool:
-        """Makes room for a stream's first `tokens` tokens; False and no change if fewer than `spare_blocks` stay free."""
+        """Makes room for a stream's first `tokens` tokens.
+
+        False, and nothing is taken, if blocks are lacking or if fewer than `spare_blocks` would stay free.
+        """
 
     def release(self, stream_id: int) -> None:
         """Frees all of a stream's blocks."""
@@ -74,8 +78,10 @@ class Formation(NamedTuple):
     Attributes:
         pieces: the step; empty if there is nothing to run yet.
         wait_s: seconds to wait for streams on their way, unless something arrives; None to wait for the next message.
-        preempted: streams that lost their blocks; their items, if any, are to be answered ABORTED.
+        preempted: streams that lost their blocks and with them their place: their items are to be answered ABORTED.
         refused: streams whose item can never fit in the pool.
+
+    Both are forgotten here; whoever sends them again opens them again.
     """
 
     pieces: tuple[Piece, ...] = ()
@@ -154,6 +160,11 @@ class Scheduler:
         stream.work = None
         stream.gamma = gamma
         stream.answered_s = self._clock()
+
+    def withdraw(self, stream_id: int) -> None:
+        """The stream's item is not wanted any more; nobody knows when the next one comes."""
+        stream = self._streams[stream_id]
+        stream.work = stream.answered_s = None
 
     def ran(self, pieces: Iterable[Piece], seconds: float) -> None:
         """A step was run: what is left of each item, and what the step teaches about T."""
@@ -280,9 +291,11 @@ class Scheduler:
             if youngest_id in riding:
                 return False
             self._pool.release(youngest_id)
-            self.close(youngest_id)
+            youngest.admitted = False
             self.preemptions += 1
-            preempted.append(youngest_id)
+            if youngest.work is not None:
+                self.close(youngest_id)
+                preempted.append(youngest_id)
             log.info("stream %016x loses its KV: the pool is full", youngest_id)
             if youngest is stream:
                 return False

@@ -149,7 +149,7 @@ def test_without_waiting_the_streams_split() -> None:
 
 
 def test_streams_gone_idle_hold_nobody_up() -> None:
-    """Guards against waiting for a stream that will not come: three of eight fall silent, the others keep their pace."""
+    """Guards against waiting for a stream that will not come: three of eight fall silent, the rest keep their pace."""
     simulation = Simulation(8, 4, idle=(1, 4, 6))
     simulation.run(40)
     before = simulation.clock.now
@@ -242,9 +242,22 @@ def test_the_youngest_stream_yields_when_the_pool_is_full() -> None:
     scheduler.answered(1, 4)
     scheduler.submit(0, Work(33, 3, 3), arrived_s=0.0)
     formation = scheduler.form()
-    assert formation.preempted == (1,)
     assert [piece.stream_id for piece in formation.pieces] == [0]
     assert scheduler.preemptions == 1
+    assert formation.preempted == ()
+
+
+def test_a_preempted_item_is_handed_back() -> None:
+    """Guards against an item that nobody answers when its stream, the youngest, loses its blocks."""
+    scheduler = ready_scheduler(blocks=5, streams=2)
+    for stream_id in range(2):
+        scheduler.submit(stream_id, Work(20, 20, 1), arrived_s=0.0)
+    scheduler.ran(scheduler.form().pieces, 0.1)
+    scheduler.submit(0, Work(33, 3, 3), arrived_s=0.0)
+    scheduler.submit(1, Work(33, 3, 3), arrived_s=0.0)
+    formation = scheduler.form()
+    assert formation.preempted == (1,)
+    assert [piece.stream_id for piece in formation.pieces] == [0]
 
 
 def test_every_stream_finishes_in_a_pool_for_two_and_a_half() -> None:

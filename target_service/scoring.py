@@ -1,0 +1,248 @@
+"""From logits rows to verdicts: what the target says about each drafted slot and about the token behind them.
+
+A round of m slots that starts at committed length n has m + 1 rows; row i is the law of the token at position n + i
+given the committed tokens and x_1 .. x_i. Under the standard rule the target ships, for every slot, p_i(x_i) and the
+token that a rejection there would emit, drawn from norm((p_i - q_i)+), and for the last row the bonus; one emit word
+serves them all, because exactly one of them is ever looked at (outrider/rule.py). Under the coupled rule and at
+temperature 0 it ships the tokens y_i that plain decoding would emit. A plain token is a round without slots, so it is
+drawn with the very same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outrider.engine.draws import coupled_choice, inverse_cdf, residual
+from outrider.engine.edits import RowContext
+from outrider.engine.logits import greedy, process
+from outrider.errors import OutriderError
+from outrider.noise import Role, gumbel_row_keys, uniforms
+from outrider.sampling import Form, Rule
+from outrider.seam import StreamOpen
+from target_service.proposal import Proposal
+
+F32 = NDArray[np.float32]
+U32 = NDArray[np.uint32]
+
+_NO_F32 = np.empty(0, np.float32)
+
+
+class Round(NamedTuple):
+    """A round to be judged.
+
+    Attributes:
+        opened: the stream's parameters and keys.
+        tokens: its tokens, the fed drafted ones included.
+        committed: committed length at the start of the round.
+        proposal: the slots.
+    """
+
+    opened: StreamOpen
+    tokens: Sequence[int]
+    committed: int
+    proposal: Proposal
+
+    @property
+    def rows(self) -> int:
+        """Logits rows of the round."""
+        return len(self.proposal.x) + 1
+
+
+class Verdict(NamedTuple):
+    """What goes back for a round of m answered slots.
+
+    Attributes:
+        p: float32 [m], p_i(x_i); zeros where the rule does not need it.
+        emit: uint32 [m], the token emitted if the slot is the first one rejected.
+        bonus: the token of the row behind the last slot; any id where the last slot is blocked.
+        dense_p: float32 [(m + 1) x vocab] in the dense form, else empty.
+    """
+
+    p: F32
+    emit: U32
+    bonus: int
+    dense_p: F32 = _NO_F32
+
+
+class _Way(Enum):
+    """How a stream's tokens come about."""
+
+    GREEDY = auto()
+    COUPLED = auto()
+    SPARSE = auto()
+    DENSE = auto()
+
+
+def draws_dense(opened: StreamOpen) -> bool:
+    """Whether whole rows of q and p travel: only the standard rule above temperature 0 needs them."""
+    return _way(opened) is _Way.DENSE
+
+
+def judge(logits: Tensor, rounds: Sequence[Round]) -> list[Verdict | OutriderError]:
+    """The verdict on each round, or why one of its rows has no distribution.
+
+    Args:
+        logits: [sum of the rounds' rows, vocab] float32, in the order of the rounds.
+    """
+    starts = list(accumulate((a_round.rows for a_round in rounds), initial=0))
+    by_way: dict[_Way, list[int]] = {}
+    for index, a_round in enumerate(rounds):
+        by_way.setdefault(_way(a_round.opened), []).append(index)
+
+    verdicts: dict[int, Verdict | OutriderError] = {}
+    greedy_ones = by_way.pop(_Way.GREEDY, [])
+    if greedy_ones:
+        part = [rounds[index] for index in greedy_ones]
+        choice = greedy(_take(logits, rounds, starts, greedy_ones), _contexts(part))
+        verdicts.update(zip(greedy_ones, _own_tokens(part, choice.ids.cpu().numpy(), choice.faults), strict=True))
+
+    drawing = sorted(index for indices in by_way.values() for index in indices)
+    if drawing:
+        part = [rounds[index] for index in drawing]
+        p, faults = process(_take(logits, rounds, starts, drawing), _contexts(part))
+        verdicts.update(zip(drawing, _draw(p, faults, part), strict=True))
+    return [verdicts[index] for index in range(len(rounds))]
+
+
+def _way(opened: StreamOpen) -> _Way:
+    if opened.params.greedy:
+        return _Way.GREEDY
+    if opened.rule is Rule.COUPLED:
+        return _Way.COUPLED
+    return _Way.DENSE if opened.form is Form.DENSE else _Way.SPARSE
+
+
+def _take(logits: Tensor, rounds: Sequence[Round], starts: list[int], wanted: list[int]) -> Tensor:
+    """The rows of the wanted rounds; all of them without a copy."""
+    if len(wanted) == len(rounds):
+        return logits
+    rows = [row for index in wanted for row in range(starts[index], starts[index + 1])]
+    return logits[torch.tensor(rows, device=logits.device)]
+
+
+def _contexts(rounds: Sequence[Round]) -> list[RowContext]:
+    return [
+        RowContext(a_round.opened.params, a_round.tokens, a_round.committed + slot, a_round.opened.prompt_length)
+        for a_round in rounds
+        for slot in range(a_round.rows)
+    ]
+
+
+def _draw(p: Tensor, faults: dict[int, OutriderError], rounds: list[Round]) -> list[Verdict | OutriderError]:
+    """Verdicts of rounds above temperature 0 from their processed rows."""
+    starts = list(accumulate((a_round.rows for a_round in rounds), initial=0))
+    ways = [_way(a_round.opened) for a_round in rounds]
+    verdicts: dict[int, Verdict | OutriderError] = {}
+    for way, verdict in ((_Way.COUPLED, _coupled), (_Way.SPARSE, _sparse), (_Way.DENSE, _dense)):
+        wanted = [index for index, its_way in enumerate(ways) if its_way is way]
+        if wanted:
+            part = [rounds[index] for index in wanted]
+            local = _local_faults(faults, starts, wanted)
+            verdicts.update(zip(wanted, verdict(_take(p, rounds, starts, wanted), part, local), strict=True))
+    return [verdicts[index] for index in range(len(rounds))]
+
+
+def _local_faults(faults: dict[int, OutriderError], starts: list[int], wanted: list[int]) -> dict[int, OutriderError]:
+    """Faults by row among the rows of the wanted rounds only."""
+    if not faults:
+        return {}
+    rows = [row for index in wanted for row in range(starts[index], starts[index + 1])]
+    return {position: faults[row] for position, row in enumerate(rows) if row in faults}
+
+
+def _coupled(p: Tensor, rounds: list[Round], faults: dict[int, OutriderError]) -> list[Verdict | OutriderError]:
+    rows = [a_round.rows for a_round in rounds]
+    keys = np.repeat(np.array([a_round.opened.gumbel_key for a_round in rounds], np.uint64), rows)
+    samples = np.repeat(np.array([a_round.opened.sample_index for a_round in rounds], np.uint32), rows)
+    positions = np.array([a_round.committed + slot for a_round in rounds for slot in range(a_round.rows)], np.uint32)
+    return _own_tokens(rounds, coupled_choice(p, gumbel_row_keys(keys, positions, samples)), faults)
+
+
+def _own_tokens(
+    rounds: list[Round], y: NDArray[np.int64], faults: dict[int, OutriderError]
+) -> list[Verdict | OutriderError]:
+    """Verdicts where the target answers with its own tokens y, one per row."""
+    verdicts: list[Verdict | OutriderError] = []
+    start = 0
+    for a_round in rounds:
+        stop, slots = start + a_round.rows, a_round.proposal.slots
+        fault = _first(faults, start, stop)
+        emit = y[start : start + slots].astype(np.uint32)
+        verdicts.append(fault or Verdict(np.zeros(slots, np.float32), emit, int(y[stop - 1])))
+        start = stop
+    return verdicts
+
+
+def _sparse(p: Tensor, rounds: list[Round], faults: dict[int, OutriderError]) -> list[Verdict | OutriderError]:
+    starts = list(accumulate((a_round.rows for a_round in rounds), initial=0))
+    slots = [a_round.proposal.slots for a_round in rounds]
+    u = emit_uniforms(rounds)
+    device = p.device
+
+    # Slot i of a round is judged on row i: the row before its token.
+    slot_rows = np.array([start + i for start, n in zip(starts, slots, strict=False) for i in range(n)], np.int64)
+    p_x, emit = _NO_F32, np.empty(0, np.int64)
+    if len(slot_rows):
+        x = [token for a_round in rounds for token in (*a_round.proposal.x, *([-1] * a_round.proposal.blocked))]
+        ids = torch.tensor(x, device=device)
+        slot_p = p[torch.from_numpy(slot_rows).to(device)]
+        p_x = slot_p.gather(1, ids.clamp(min=0)[:, None]).squeeze(1).masked_fill_(ids < 0, 0.0).cpu().numpy()
+        before = list(accumulate(slots, initial=0))
+        q_rows = [a_round.proposal.q_slots + first for a_round, first in zip(rounds, before, strict=False)]
+        q_ids = np.concatenate([a_round.proposal.q_ids for a_round in rounds])
+        q = np.concatenate([a_round.proposal.q for a_round in rounds])
+        emit = inverse_cdf(residual(slot_p, np.concatenate(q_rows), q_ids, q), np.repeat(u, slots))
+
+    last = torch.tensor([stop - 1 for stop in starts[1:]], device=device)
+    bonus = inverse_cdf(p[last], u)
+    verdicts: list[Verdict | OutriderError] = []
+    at = 0
+    for index, n in enumerate(slots):
+        fault = _first(faults, starts[index], starts[index + 1])
+        part = slice(at, at + n)
+        verdicts.append(fault or Verdict(p_x[part].astype(np.float32), emit[part].astype(np.uint32), int(bonus[index])))
+        at += n
+    return verdicts
+
+
+def _dense(p: Tensor, rounds: list[Round], faults: dict[int, OutriderError]) -> list[Verdict | OutriderError]:
+    """Whole rows; the coordinator computes the rest. `bonus` serves the rounds without slots."""
+    starts = list(accumulate((a_round.rows for a_round in rounds), initial=0))
+    last = torch.tensor([stop - 1 for stop in starts[1:]], device=p.device)
+    bonus = inverse_cdf(p[last], emit_uniforms(rounds))
+    verdicts: list[Verdict | OutriderError] = []
+    for index, a_round in enumerate(rounds):
+        n = a_round.proposal.slots
+        rows = p[starts[index] : starts[index + 1]]
+        if a_round.proposal.blocked:  # the row behind a blocked slot does not exist and is never looked at
+            rows = torch.cat((rows, rows[-1:]))
+        fault = _first(faults, starts[index], starts[index + 1])
+        verdicts.append(
+            fault
+            or Verdict(np.zeros(n, np.float32), np.zeros(n, np.uint32), int(bonus[index]), rows.flatten().cpu().numpy())
+        )
+    return verdicts
+
+
+def emit_uniforms(rounds: Sequence[Round]) -> NDArray[np.float64]:
+    """The one emit word of each round, float64 [rounds]."""
+    return uniforms(
+        np.array([a_round.opened.emit_key for a_round in rounds], np.uint64),
+        np.array([a_round.committed for a_round in rounds], np.uint32),
+        np.zeros(len(rounds), np.uint32),
+        np.array([a_round.opened.sample_index for a_round in rounds], np.uint32),
+        Role.EMIT,
+    )
+
+
+def _first(faults: dict[int, OutriderError], start: int, stop: int) -> OutriderError | None:
+    """The first fault among rows [start, stop)."""
+    return next((faults[row] for row in range(start, stop) if row in faults), None) if faults else None

@@ -1,0 +1,189 @@
+"""Verifier: the engine thread's worker. The scheduler decides who rides in a step; this accounts for what came of it.
+
+One step, in order:
+
+1. `plan` asks the scheduler for the pieces of the step and turns each into a span of tokens: prompt, what was committed
+   since the last round, and x_1 .. x_m. Logits are wanted for the last m + 1 of them.
+2. The model computes the spans of all streams in one ragged pass.
+3. `finish` judges all rounds of the step together (`scoring.judge`) and answers each. Nothing is rolled back here: the
+   next item's `sync` keeps what was accepted and cuts the rest.
+4. A plain run takes its own token as committed and goes on, one token per step, until its credit is used up.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from outrider.engine.batch import Span
+from outrider.engine.block_manager import BlockManager
+from outrider.engine.runner import Step, StepTiming, Wait
+from outrider.engine.scheduler import Piece, Scheduler
+from outrider.engine.streams import Streams
+from outrider.errors import OutriderError, Overloaded, Preempted
+from outrider.seam import Timings
+from target_service.answers import Answer, Outbox
+from target_service.intake import Intake, Message
+from target_service.item import Stream, stops
+from target_service.scoring import Round, Verdict, judge
+
+log = logging.getLogger(__name__)
+
+Pieces = Sequence[Piece]
+
+
+class Limits(NamedTuple):
+    """What bounds a step and a stream: see `EngineConfig`."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+class Verifier:
+    """Serves the items of all links from one model. Used in the engine thread only.
+
+    Args:
+        block_manager: of the model's KV.
+        vocab: rows of the model's output.
+        limits: of a step and a stream.
+        lease_s: seconds for which the streams of a lost link are kept.
+        clock: `time.monotonic`, as the links stamp arrivals with it.
+    """
+
+    def __init__(
+        self,
+        block_manager: BlockManager,
+        *,
+        vocab: int,
+        limits: Limits,
+        lease_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.streams = Streams(block_manager, lease_s, clock)
+        self.scheduler = Scheduler(
+            _Pool(block_manager, self.streams),
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            clock=clock,
+        )
+        self._clock = clock
+        self._outbox = Outbox()
+        self._intake = Intake(
+            self.streams, self.scheduler, self._outbox, vocab=vocab, max_model_len=limits.max_model_len
+        )
+
+    def receive(self, message: Message) -> None:
+        """Takes in a message of a link."""
+        self._intake.receive(message)
+
+    def plan(self) -> Step[Pieces] | Wait | None:
+        """The next step, or how long to wait for it."""
+        self._intake.expire()
+        formation = self.scheduler.form()
+        for stream_id in formation.preempted:
+            self._intake.end(stream_id, Preempted("the KV pool is full and older streams come first"))
+        for stream_id in formation.refused:
+            self._intake.end(stream_id, Overloaded("the stream is longer than the whole KV pool"))
+        self._outbox.flush()
+        if formation.pieces:
+            return Step([self._span(piece) for piece in formation.pieces], formation.pieces)
+        if formation.wait_s is not None:
+            return Wait(formation.wait_s)
+        # Streams end with their lease or deadline even if no message comes.
+        until = self.streams.next_end - self._clock()
+        return None if math.isinf(until) else Wait(until)
+
+    def finish(self, step: Step[Pieces], logits: torch.Tensor, timing: StepTiming) -> None:
+        """Judges and answers the rounds that the step completed."""
+        judging = time.monotonic()
+        complete: list[tuple[Piece, Stream]] = []
+        for piece, span in zip(step.payload, step.spans, strict=True):
+            stream = self._intake[piece.stream_id]
+            stream.sequence.fed(span)
+            if piece.last:
+                complete.append((piece, stream))
+        rounds = [_round(stream) for _, stream in complete]
+        verdicts = judge(logits, rounds) if rounds else []
+        now = time.monotonic()
+        queue_s = sum(timing.started - stream.item.ready_s for _, stream in complete if stream.item is not None)
+        timings = Timings(
+            queue_ms=1_000 * queue_s / max(len(complete), 1),
+            forward_ms=timing.forward_ms,
+            sample_ms=1_000 * (now - judging),
+            total_ms=1_000 * (queue_s / max(len(complete), 1) + now - timing.started),
+            step_streams=timing.streams,
+            step_tokens=timing.tokens,
+        )
+        self.scheduler.ran(step.payload, now - timing.started)
+        for (piece, stream), verdict in zip(complete, verdicts, strict=True):
+            if isinstance(verdict, OutriderError):
+                self._intake.end(piece.stream_id, verdict)
+            else:
+                self._answer(piece.stream_id, stream, verdict)
+        self._outbox.flush(timings)
+
+    def fail(self, step: Step[Pieces], error: Exception) -> None:
+        """Ends the streams of a step that failed: what their KV holds is unknown."""
+        for piece in step.payload:
+            if piece.stream_id in self.streams:
+                self._intake.end(piece.stream_id, OutriderError(f"the step failed: {error}"))
+        self._outbox.flush()
+
+    def _span(self, piece: Piece) -> Span:
+        stream = self._intake[piece.stream_id]
+        return stream.sequence.span(stream.work().tail, limit=None if piece.last else piece.rows)
+
+    def _answer(self, stream_id: int, stream: Stream, verdict: Verdict) -> None:
+        item, sequence, key = stream.item, stream.sequence, stream.key
+        assert item is not None, "only outstanding items ride in a step"
+        self._outbox.add(item.link, Answer(stream_id, *key, sequence.cached, verdict, item.proposal.cut))
+        stream.answered = key
+        if not item.run_end:
+            self._intake.done(stream_id)
+            return
+        sequence.tokens.append(verdict.bonus)
+        sequence.committed += 1
+        if stops(stream.opened.params, verdict.bonus):
+            stream.run = None
+            self._intake.done(stream_id)
+        elif sequence.committed >= item.run_end:
+            self._intake.done(stream_id)
+        else:
+            item.ready_s = self._clock()
+            self.scheduler.submit(stream_id, stream.work(), arrived_s=item.ready_s)
+
+
+class _Pool:
+    """KV room by stream id, for the scheduler."""
+
+    def __init__(self, block_manager: BlockManager, streams: Streams) -> None:
+        self._block_manager = block_manager
+        self._streams = streams
+
+    def fits(self, tokens: int) -> bool:
+        return self._block_manager.blocks_for(tokens) <= self._block_manager.num_blocks
+
+    def grow(self, stream_id: int, tokens: int, spare_blocks: int) -> bool:
+        sequence = self._streams.get(stream_id)
+        assert sequence is not None, "the scheduler knows open streams only"
+        missing = self._block_manager.missing(sequence.blocks, tokens)
+        if missing and missing + spare_blocks > self._block_manager.free_blocks:
+            return False
+        self._streams.reserve(sequence, tokens)
+        return True
+
+    def release(self, stream_id: int) -> None:
+        sequence = self._streams.get(stream_id)
+        assert sequence is not None, "the scheduler knows open streams only"
+        self._streams.drop_cache(sequence)
+
+
+def _round(stream: Stream) -> Round:
+    assert stream.item is not None, "only outstanding items ride in a step"
+    return Round(stream.opened, stream.sequence.tokens, stream.sequence.committed, stream.item.proposal)
