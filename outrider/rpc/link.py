@@ -231,6 +231,10 @@ class LinkHost(Generic[B, R]):
         finally:
             self._end(link)
 
+    @property
+    def draining(self) -> bool:
+        return self._draining.is_set()
+
     async def drain(self, grace_s: float) -> None:
         """Refuse new links, let the present ones finish their streams for up to `grace_s`, then end them."""
         self._draining.set()

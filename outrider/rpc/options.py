@@ -42,6 +42,8 @@ COORDINATOR_SERVICE_NAME = "outrider.v1.CoordinatorService"
 Options = list[tuple[str, int | str]]
 
 _LARGEST_MESSAGE = 2**31 - 1
+_LONGEST_STREAM = 1 << 18
+_LARGEST_VOCABULARY = 1 << 18
 _ITEM_BYTES = 256
 _OPEN_BYTES = 64 * 1024
 _SLOT_BYTES = 32
@@ -54,14 +56,22 @@ def credit(max_num_seqs: int) -> int:
     return 4 * max_num_seqs
 
 
-def message_limit(*, max_num_seqs: int, max_model_len: int, max_slots: int, vocab_rows: int) -> int:
+def message_limit(
+    *, max_num_seqs: int, max_model_len: int | None, max_slots: int, vocab_rows: int = _LARGEST_VOCABULARY
+) -> int:
     """Bytes of the largest message that these limits allow, in either direction; the same on both ends.
 
     A link's whole credit may travel in one message. Dense rows dominate where they occur; they are bounded by one step
     rather than by the credit.
+
+    Args:
+        max_num_seqs: streams in one step of the service.
+        max_model_len: tokens per stream; None where only the model will tell.
+        max_slots: drafted slots per item.
+        vocab_rows: rows of the model's output.
     """
     items = credit(max_num_seqs)
-    prompts = items * (max_model_len * 4 + _ITEM_BYTES + _OPEN_BYTES)
+    prompts = items * ((max_model_len or _LONGEST_STREAM) * 4 + _ITEM_BYTES + _OPEN_BYTES)
     slots = items * max_slots * (_SLOT_BYTES + _SUPPORT_IDS * _SUPPORT_BYTES)
     dense = max_num_seqs * (max_slots + 1) * vocab_rows * 4
     return min(prompts + slots + dense, _LARGEST_MESSAGE)

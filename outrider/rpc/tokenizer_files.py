@@ -8,6 +8,8 @@ from pathlib import Path
 from outrider.errors import ModelUnavailable
 from outrider.v1 import common_pb2
 
+Piece = common_pb2.GetTokenizerResponse
+
 FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -22,7 +24,7 @@ BYTE_TOKENIZER = "stub:bytes"
 _PIECE_BYTES = 1 << 20
 
 
-async def pieces(folder: Path | None) -> AsyncIterator[common_pb2.GetTokenizerResponse]:
+async def pieces(folder: Path | None) -> AsyncIterator[Piece]:
     """The answer to GetTokenizer.
 
     Args:
@@ -32,7 +34,7 @@ async def pieces(folder: Path | None) -> AsyncIterator[common_pb2.GetTokenizerRe
         ModelUnavailable: the folder holds no tokenizer.json.
     """
     if folder is None:
-        yield common_pb2.GetTokenizerResponse(file_name=BYTE_TOKENIZER)
+        yield Piece(file_name=BYTE_TOKENIZER)
         return
     if not (folder / FILES[0]).is_file():
         raise ModelUnavailable(f"{folder} holds no {FILES[0]}")
@@ -42,4 +44,4 @@ async def pieces(folder: Path | None) -> AsyncIterator[common_pb2.GetTokenizerRe
             continue
         data = path.read_bytes()
         for start in range(0, max(len(data), 1), _PIECE_BYTES):
-            yield common_pb2.GetTokenizerResponse(file_name=name, data=data[start : start + _PIECE_BYTES])
+            yield Piece(file_name=name, data=data[start : start + _PIECE_BYTES])

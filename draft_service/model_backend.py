@@ -1,0 +1,160 @@
+"""A causal LM, or a stub of one, behind the draft service: the engine thread and what it is built from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import cast
+
+from draft_service.config import DraftConfig
+from draft_service.faults import Faults
+from draft_service.intake import Message, send_as_is
+from draft_service.job import Job
+from draft_service.proposer import Proposer
+from draft_service.sampler import Sampler
+from outrider.engine.block_manager import BlockManager
+from outrider.engine.config import Dtype, EngineConfig
+from outrider.engine.model import LoadedModel, load_model
+from outrider.engine.runner import Runner
+from outrider.engine.streams import Streams
+from outrider.engine.stub import StubSpec, is_stub, parse
+from outrider.engine.stub_model import StubModel, load_stub
+from outrider.errors import InvalidArgument, ModelUnavailable
+from outrider.rpc import tokenizer_files
+from outrider.rpc.info import ServiceInfo, Serving, model_info
+from outrider.rpc.options import LEASE_S
+from outrider.vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
+
+_STUCK_AFTER_S = 60.0
+"""A single step that takes longer than this counts as hung."""
+
+
+class ModelBackend:
+    """Drafts with a model in the engine thread."""
+
+    def __init__(
+        self, config: DraftConfig, on_fatal: Callable[[BaseException], None], lease_s: float = LEASE_S
+    ) -> None:
+        """
+        Args:
+            config: of the service.
+            on_fatal: called, in the engine thread, when the engine stops for good.
+            lease_s: how long a lost link's streams are kept.
+
+        Raises:
+            InvalidArgument: naming the field.
+        """
+        self._config = config
+        self._engine_config = _engine_config(config)
+        self._stub = _parse_stub(config.model)
+        self._lease_s = lease_s
+        self._runner: Runner[Message, list[Job]] = Runner(self._build, on_fatal=on_fatal)
+        self._model: LoadedModel | StubModel | None = None
+        self._vocabulary: Vocabulary | None = None
+        self._streams: Streams | None = None
+        self._blocks: BlockManager | None = None
+
+    @property
+    def ready(self) -> Future[None]:
+        return self._runner.ready
+
+    def start(self) -> None:
+        self._runner.start()
+
+    def submit(self, message: Message) -> None:
+        """Takes a message to the engine thread.
+
+        Raises:
+            Unavailable: the engine has stopped.
+        """
+        self._runner.submit(message)
+
+    def tick(self) -> None:
+        """Nothing to do: the engine thread wakes by itself when a lease ends."""
+
+    @property
+    def is_stuck(self) -> bool:
+        running_s = self._runner.stats().step_running_s
+        return running_s is not None and running_s > _STUCK_AFTER_S
+
+    def info(self, instance_id: str) -> ServiceInfo:
+        assert self._model is not None and self._streams is not None and self._blocks is not None
+        serving = Serving(
+            max_model_len=self._model.info.max_positions,
+            max_num_seqs=self._config.max_num_seqs,
+            max_num_batched_tokens=self._config.max_num_batched_tokens,
+            max_slots=self._config.max_slots,
+            open_streams=len(self._streams),
+            kv_blocks_used=self._blocks.used_blocks,
+            kv_blocks_total=self._blocks.num_blocks,
+        )
+        info = model_info(instance_id, serving, self._model.info, self._vocabulary, self._runner.stats())
+        info.draft_kind = "stub" if self._stub else "causal_lm"
+        return info
+
+    def tokenizer(self) -> AsyncIterator[tokenizer_files.Piece]:
+        return tokenizer_files.pieces(None if self._stub else Path(self._config.model))
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def _build(self) -> tuple[LoadedModel | StubModel, Proposer]:
+        """Runs in the engine thread."""
+        config, stub = self._config, self._stub
+        model = load_stub(stub, self._engine_config) if stub else load_model(self._engine_config)
+        model.allocate_kv(model.num_blocks)
+        self._blocks = BlockManager(model.num_blocks, model.info.block_size)
+        self._streams = Streams(self._blocks, self._lease_s)
+        self._vocabulary = _vocabulary(config.model, model.info.vocab_rows, is_stub=stub is not None)
+        self._model = model
+        proposer = Proposer(
+            self._streams,
+            Sampler(draft_top_k=config.draft_top_k, greedy_draft=config.draft_sample_method == "greedy"),
+            vocab_rows=model.info.vocab_rows,
+            max_model_len=model.info.max_positions,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            send=Faults(stub.fault, stub.after, stub.late_ms).send if stub and stub.fault else send_as_is,
+        )
+        return model, proposer
+
+
+def _engine_config(config: DraftConfig) -> EngineConfig:
+    return EngineConfig(
+        model=config.model,
+        model_id=config.model_id,
+        revision=config.revision,
+        dtype=cast(Dtype, config.dtype),
+        device=config.device,
+        max_model_len=config.max_model_len,
+        block_size=config.block_size,
+        kv_cache_tokens=config.kv_cache_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        threads=config.threads,
+        trust_remote_code=config.trust_remote_code,
+    )
+
+
+def _parse_stub(model: str) -> StubSpec | None:
+    if not is_stub(model):
+        return None
+    spec = parse(model)
+    if not spec.is_draft:
+        raise InvalidArgument("model", f"{model} is a target; a draft is one of perfect, wrong, accept, table, bad")
+    return spec
+
+
+def _vocabulary(model: str, rows: int, *, is_stub: bool) -> Vocabulary | None:
+    if is_stub:
+        return Vocabulary.stub_bytes().with_rows(rows)
+    try:
+        return Vocabulary.from_folder(Path(model)).with_rows(rows)
+    except ModelUnavailable as error:
+        logger.warning("no vocabulary to compare with the target's: %s", error)
+        return None

@@ -1,0 +1,149 @@
+"""Sampler: from the draft's logits to drafted slots, each with the very q that its token was drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from enum import Enum, auto
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draft_service.intake import known_ids
+from draft_service.job import Job, Slot
+from outrider import noise
+from outrider.distribution import CountRow, draw_rows, quantise_rows
+from outrider.engine import draws
+from outrider.engine import logits as processing
+from outrider.engine.edits import RowContext
+from outrider.engine.sequence import Sequence
+from outrider.noise import Role
+from outrider.sampling import Form, Rule
+from outrider.seam import U32
+
+
+class _Way(Enum):
+    """How a row's token is chosen and what travels."""
+
+    GREEDY = auto()
+    """The argmax; one-hot."""
+    COUPLED = auto()
+    """The argmax under the noise that the target will use; one-hot."""
+    SPARSE = auto()
+    """Drawn from integer counts, which travel."""
+    DENSE = auto()
+    """Drawn from the whole row, which travels."""
+
+
+class Sampler:
+    """Draws one token for each of many streams.
+
+    Args:
+        draft_top_k: ids in a sparse q at most.
+        greedy_draft: whether the standard rule gets argmax tokens (`draft_sample_method` greedy) rather than draws.
+    """
+
+    def __init__(self, *, draft_top_k: int, greedy_draft: bool) -> None:
+        self._draft_top_k = draft_top_k
+        self._greedy_draft = greedy_draft
+
+    def draw(self, logits: Tensor, rows: Rows[tuple[Job, Sequence]], excluded: dict[bytes, U32]) -> list[Slot | None]:
+        """The next slot of each row; None where the model left no distribution to draw from.
+
+        Args:
+            logits: float32 [rows, vocab]; may be edited.
+            rows: the job and sequence of each row; the token drawn goes behind the sequence's last one.
+            excluded: ids that q must not hold, by coordinator.
+        """
+        self._exclude(logits, [job.owner for job, _ in rows], excluded)
+        slots: list[Slot | None] = [None] * len(rows)
+        ways = [self._way(job) for job, _ in rows]
+        for way in set(ways):
+            members = [index for index, other in enumerate(ways) if other is way]
+            part = logits if len(members) == len(rows) else logits[torch.tensor(members, device=logits.device)]
+            drawn = self._draw_alike(way, part, [rows[index] for index in members])
+            for index, slot in zip(members, drawn, strict=True):
+                slots[index] = slot
+        return slots
+
+    def _way(self, job: Job) -> _Way:
+        opened = job.opened
+        if opened.params.greedy:
+            return _Way.GREEDY
+        if opened.rule is Rule.COUPLED:
+            return _Way.COUPLED
+        if opened.form is Form.DENSE:
+            return _Way.DENSE
+        return _Way.GREEDY if self._greedy_draft else _Way.SPARSE
+
+    def _draw_alike(self, way: _Way, logits: Tensor, rows: Rows[tuple[Job, Sequence]]) -> list[Slot | None]:
+        contexts = [
+            RowContext(job.opened.params, sequence.tokens, len(sequence.tokens), job.opened.prompt_length)
+            for job, sequence in rows
+        ]
+        if way is _Way.GREEDY:
+            choice = processing.greedy(logits, contexts)
+            ids = choice.ids.tolist()
+            return [None if index in choice.faults else Slot(token) for index, token in enumerate(ids)]
+        processed = processing.process(logits, contexts)
+        good = [index for index in range(len(rows)) if index not in processed.faults]
+        slots: list[Slot | None] = [None] * len(rows)
+        if not good:
+            return slots
+        p = processed.p if len(good) == len(rows) else processed.p[torch.tensor(good, device=logits.device)]
+        jobs = [rows[index][0] for index in good]
+        if way is _Way.COUPLED:
+            drawn = self._coupled(p, jobs, [len(rows[index][1].tokens) for index in good])
+        elif way is _Way.DENSE:
+            drawn = self._dense(p, jobs)
+        else:
+            drawn = self._sparse(p, jobs)
+        for index, slot in zip(good, drawn, strict=True):
+            slots[index] = slot
+        return slots
+
+    def _coupled(self, p: Tensor, jobs: Rows[Job], positions: list[int]) -> list[Slot]:
+        keys = noise.gumbel_row_keys(
+            np.array([job.opened.gumbel_key for job in jobs], np.uint64),
+            np.array(positions, np.uint32),
+            np.array([job.opened.sample_index for job in jobs], np.uint32),
+        )
+        return [Slot(token) for token in draws.coupled_choice(p, keys).tolist()]
+
+    def _sparse(self, p: Tensor, jobs: Rows[Job]) -> list[Slot]:
+        ids, probs = draws.draft_distribution(p, self._draft_top_k)
+        supports = quantise_rows(probs, ids)
+        chosen = draw_rows(supports, noise.sixteen_bits(*_counters(jobs), Role.DRAFT)).tolist()
+        return [_sparse_slot(support, index) for support, index in zip(supports, chosen, strict=True)]
+
+    def _dense(self, p: Tensor, jobs: Rows[Job]) -> list[Slot]:
+        if self._greedy_draft:
+            chosen = p.argmax(dim=1, keepdim=True)
+            p = torch.zeros_like(p).scatter_(1, chosen, 1.0)
+        tokens = draws.inverse_cdf(p, noise.uniforms(*_counters(jobs), Role.DRAFT)).tolist()
+        return [Slot(token, dense=row) for token, row in zip(tokens, p.cpu().numpy(), strict=True)]
+
+    def _exclude(self, logits: Tensor, owners: list[bytes], excluded: dict[bytes, U32]) -> None:
+        """Gives excluded ids probability 0 before anything else, so that top_k and top_p are filled with legal ones."""
+        for owner in set(owners):
+            ids = known_ids(excluded[owner], logits.shape[1])
+            if not len(ids):
+                continue
+            members = torch.tensor([index for index, other in enumerate(owners) if other == owner])
+            columns = torch.from_numpy(ids.astype(np.int64))
+            logits[members.to(logits.device)[:, None], columns.to(logits.device)] = -torch.inf
+
+
+def _sparse_slot(support: CountRow, index: int) -> Slot:
+    token = int(support.ids[index])
+    return Slot(token) if len(support.ids) == 1 else Slot(token, int(support.counts[index]), support)
+
+
+def _counters(jobs: Rows[Job]) -> tuple[noise.U64, U32, U32, U32]:
+    """Keys and counter words of the next draft draw of each job: start of the round, slot, sample index."""
+    return (
+        np.array([job.opened.draft_key for job in jobs], np.uint64),
+        np.array([job.committed for job in jobs], np.uint32),
+        np.array([len(job.slots) for job in jobs], np.uint32),
+        np.array([job.opened.sample_index for job in jobs], np.uint32),
+    )
