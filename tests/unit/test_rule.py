@@ -90,11 +90,11 @@ def test_inverse_cdf_refuses_a_row_that_is_no_distribution(row):
         inverse_cdf(np.array([[1.0, 1.0], row]), np.array([0.5, 0.5]))
 
 
-def test_residual_of_equal_rows_is_p_itself():
-    """Guards 0 / 0: the fall-back row is p, row by row, so whatever is emitted has p > 0."""
-    p = np.array([[0.5, 0.5, 0.0], [0.5, 0.3, 0.2]])
-    q = np.array([[0.5, 0.5, 0.0], [0.2, 0.5, 0.3]])
-    assert residual(p, q) == pytest.approx(np.array([[0.5, 0.5, 0.0], [0.3, 0.0, 0.0]]))
+def test_residual_without_a_positive_entry_is_p_itself():
+    """Guards 0 / 0: the fall-back row is p, row by row, so what is emitted has p > 0, wherever q is positive."""
+    p = np.array([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.5, 0.3, 0.2]])
+    q = np.array([[0.5, 0.5, 0.0], [0.5, 0.5, 1e-9], [0.2, 0.5, 0.3]])
+    assert residual(p, q) == pytest.approx(np.array([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.3, 0.0, 0.0]]), abs=1e-12)
 
 
 def test_residual_has_no_threshold():
