@@ -14,7 +14,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from outrider.engine.batch import Span
+from outrider.engine.span import Span
 from outrider.errors import InvalidArgument, StaleCache
 from outrider.seam import StreamOpen, prefix_hash
 
