@@ -10,7 +10,7 @@ from draft_service.intake import Message
 from draft_service.ngram import NgramProposer
 from outrider.engine.block_manager import BlockManager
 from outrider.engine.streams import Streams
-from outrider.errors import ModelUnavailable
+from outrider.errors import ModelUnavailable, Unavailable
 from outrider.rpc import tokenizer_files
 from outrider.rpc.info import ServiceInfo, Serving, base_info
 from outrider.rpc.options import LEASE_S
@@ -35,8 +35,15 @@ class NgramBackend:
         self.ready.set_result(None)
 
     def submit(self, message: Message) -> None:
-        """Takes a message to the thread."""
-        self._thread.submit(self._proposer.receive, message)
+        """Takes a message to the thread.
+
+        Raises:
+            Unavailable: the thread has stopped.
+        """
+        try:
+            self._thread.submit(self._proposer.receive, message)
+        except RuntimeError:
+            raise Unavailable("the service has stopped") from None
 
     def tick(self) -> None:
         """Frees what leases have ended."""

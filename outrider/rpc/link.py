@@ -10,6 +10,7 @@ queues towards the engine and towards a slow coordinator are bounded too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import threading
@@ -307,7 +308,8 @@ class LinkHost(Generic[B, R]):
             return  # a newer link owns the streams
         del self._links[link.owner]
         self._ended[link.owner] = (link.epoch, time.monotonic() + self._lease_s)
-        self._submit(Detached(owner=link.owner, epoch=link.epoch))
+        with contextlib.suppress(Unavailable):  # the engine may have stopped before its links
+            self._submit(Detached(owner=link.owner, epoch=link.epoch))
         logger.info("link from coordinator %s ended", link.owner.hex()[:8])
 
 
