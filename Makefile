@@ -34,11 +34,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo:  ## Install, fetch the default model and show speculative decoding at work.
 	@echo "make demo: speculative decoding over gRPC, on this machine, with a small real model"
-	@echo "  downloads  Python packages into $(VENV): about 0.7 GB (CPU build of torch) or 3 GB (the CUDA build that pip"
-	@echo "             picks on Linux; make TORCH_INDEX=... chooses); the model: 0.1 to 0.3 GB, once per user"
-	@echo "  disk       about 2.5 GB (CPU) or 8 GB (CUDA) for $(VENV), 0.3 GB for the model"
+	@echo "  downloads  Python packages for $(VENV): about 0.5 GB with a CPU build of torch, 3 GB with the CUDA build that pip"
+	@echo "             takes on Linux by default (make TORCH_INDEX=... chooses); the model: 0.1 to 0.3 GB, once per user"
+	@echo "  disk       about 2 GB (CPU) or 8 GB (CUDA) for $(VENV); 0.3 GB for the model"
 	@echo "  memory     under 4 GB"
-	@echo "  time       5 to 15 minutes the first time, depending on the network; 1 to 2 minutes after that"
+	@echo "  time       3 to 15 minutes the first time, depending on the network; 1 to 2 minutes after that"
 	@$(MAKE) --no-print-directory install
 	@$(BIN)/outrider demo
 
