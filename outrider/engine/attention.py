@@ -1,0 +1,292 @@
+"""Attention over paged KV for a ragged batch, registered with transformers under one name.
+
+Two paths. *Gather*: keys and values are gathered by block table and grouped into few `scaled_dot_product_attention`
+calls; runs everywhere. *Varlen*: torch's own paged variable-length FlashAttention; CUDA, half precision.
+
+Both give a row the same bits whatever rides beside it. On the gather path that rests on three rules: the key length
+of a call depends on the row's own position only (`RaggedBatch.groups`), the rows of a call are padded to a multiple
+of `PACKED_MULTIPLE`, and masked keys are finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 (torch's own convention)
+from transformers import AttentionInterface
+
+from outrider.engine.batch import SHARED_SEGMENT, RaggedBatch, RowGroup, round_up
+from outrider.engine.kv_cache import LayerKV, LayerShape
+from outrider.errors import ModelRefused
+
+IMPLEMENTATION = "outrider_paged"
+
+# Matrix kernels handle the last rows % 4 rows by other code: 1-3 left-over rows give other bits (bf16, fp32 and fp64).
+PACKED_MULTIPLE = 4
+
+LayerCall = Callable[[Tensor, Tensor, Tensor, float | None, int | None, float | None], Tensor]
+
+
+@dataclass(slots=True)
+class Step:
+    """What the layers of one model share: the batch that is being computed."""
+
+    batch: RaggedBatch | None = None
+
+    @property
+    def current(self) -> RaggedBatch:
+        """The batch being computed."""
+        if self.batch is None:
+            raise RuntimeError("attention was called outside a step")
+        return self.batch
+
+
+class Call(NamedTuple):
+    """One attention call of a step, for layers with the same heads.
+
+    Attributes:
+        queries: [streams * packed * heads] row of each query vector in the flat [rows * query_heads, width] view.
+        streams, packed, heads: Shape of the call; `heads` is the KV heads when query heads are folded into rows.
+        keys: KV length.
+        blocks: [streams * keys / block_size] blocks to gather.
+        positions: [streams, packed] position of each packed row.
+    """
+
+    queries: Tensor
+    streams: int
+    packed: int
+    heads: int
+    keys: int
+    blocks: Tensor
+    positions: Tensor
+
+    def bias(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """[streams, 1, packed, keys]: 0 where a row may look, -inf elsewhere."""
+        key = torch.arange(self.keys, device=self.positions.device)
+        position = self.positions[:, None, :, None]
+        hidden = key > position
+        if window is not None:
+            hidden |= key <= position - window
+        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+
+
+class Layout(NamedTuple):
+    """The calls of a step and where each output vector is found in their concatenated results."""
+
+    calls: list[Call]
+    outputs: Tensor
+
+
+def register() -> None:
+    """Makes the attention function known to transformers; harmless when repeated."""
+    AttentionInterface.register(IMPLEMENTATION, paged_attention)
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The attention function of transformers' `AttentionInterface`.
+
+    Args:
+        module: The attention module; carries its `LayerCall` as `outrider_layer`.
+        query: [1, query_heads, rows, head_dim]; `key` and `value` likewise with KV heads, new tokens only.
+        attention_mask: Ignored: the step's batch says who may look where.
+        scaling: Factor on the scores; unset means head_dim ** -0.5.
+        dropout: Ignored: inference only.
+        sliding_window: A row sees itself and the window - 1 keys before it.
+        softcap: Scores become softcap * tanh(score / softcap).
+        s_aux: Attention sinks, not supported.
+        position_bias: Learned bias, not supported.
+
+    Returns:
+        [1, rows, query_heads, value_dim] and no weights.
+
+    Raises:
+        ModelRefused: the model asks for something this function does not compute.
+    """
+    if s_aux is not None:
+        raise ModelRefused(f"{type(module).__name__} uses attention sinks, which the paged attention does not compute")
+    if position_bias is not None:
+        raise ModelRefused(f"{type(module).__name__} uses a position bias, which the paged attention does not compute")
+    layer: LayerCall = module.outrider_layer  # type: ignore[assignment]
+    return layer(query, key, value, scaling, sliding_window, softcap), None
+
+
+class GatherLayer:
+    """One layer's attention by gathering; see the module's docstring."""
+
+    def __init__(self, step: Step, kv: LayerKV, shape: LayerShape) -> None:
+        self._step = step
+        self._shape = shape
+        blocks = kv.keys.shape[0]
+        self._key_blocks = kv.keys.view(blocks, -1)
+        self._value_blocks = kv.values.view(blocks, -1)
+        self._key_slots = kv.keys.flatten(0, 1)[..., : shape.head_dim]
+        self._value_slots = kv.values.flatten(0, 1)[..., : shape.value_dim]
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        batch = self._step.current
+        heads, rows, head_dim = query.shape[1:]
+        kv_heads, width = self._shape.kv_heads, self._shape.width
+        slots = slot_index(batch, query.device)
+        self._key_slots.index_copy_(0, slots, key[0].transpose(0, 1))
+        self._value_slots.index_copy_(0, slots, value[0].transpose(0, 1))
+        layout = _layout(batch, heads, kv_heads, query.device)
+        biases = _biases(batch, layout, heads, kv_heads, window, query.dtype)
+        flat = query[0].transpose(0, 1).reshape(rows * heads, head_dim)
+        if scaling is None:
+            scaling = head_dim**-0.5
+        results = []
+        for call, bias in zip(layout.calls, biases, strict=True):
+            q = flat.index_select(0, call.queries).view(call.streams, call.packed, call.heads, head_dim).transpose(1, 2)
+            stored = (call.streams, call.keys, kv_heads, width)
+            k = self._key_blocks.index_select(0, call.blocks).view(stored).transpose(1, 2)
+            v = self._value_blocks.index_select(0, call.blocks).view(stored).transpose(1, 2)
+            out = attend(q, k if head_dim == width else k[..., :head_dim], v, bias, scaling, softcap)
+            results.append(out.transpose(1, 2).reshape(-1, width))
+        result = results[0] if len(results) == 1 else torch.cat(results)
+        return result.index_select(0, layout.outputs).view(1, rows, heads, width)[..., : self._shape.value_dim]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scaling: float, softcap: float | None) -> Tensor:
+    """softmax(cap(q k^T * scaling) + bias) v, with fewer KV heads than query heads allowed.
+
+    Args:
+        q: [streams, heads, rows, width].
+        k, v: [streams, kv_heads, keys, width].
+        bias: [streams, 1, rows, keys].
+        scaling: Factor on the scores.
+        softcap: Gemma-2's cap on the scores (Gemma 2 report, section 2), or None.
+    """
+    grouped = q.shape[1] != k.shape[1]
+    if softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scaling, enable_gqa=grouped)
+    if grouped:
+        repeats = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+    scores = torch.tanh(torch.matmul(q, k.transpose(2, 3)) * (scaling / softcap)) * softcap
+    return torch.matmul(torch.softmax(scores + bias, -1, dtype=accumulator(q.dtype)).to(q.dtype), v)
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The type in which sums over values of `dtype` are formed."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def slot_index(batch: RaggedBatch, device: torch.device) -> Tensor:
+    """The batch's KV slots on `device`."""
+    key = ("slots", device)
+    if key not in batch.layouts:
+        batch.layouts[key] = torch.from_numpy(batch.slots).to(device, non_blocking=True)
+    return batch.layouts[key]
+
+
+def _layout(batch: RaggedBatch, heads: int, kv_heads: int, device: torch.device) -> Layout:
+    key = ("gather", heads, kv_heads, device)
+    if key not in batch.layouts:
+        batch.layouts[key] = _build_layout(batch, heads, kv_heads, device)
+    return batch.layouts[key]
+
+
+def _biases(
+    batch: RaggedBatch, layout: Layout, heads: int, kv_heads: int, window: int | None, dtype: torch.dtype
+) -> list[Tensor]:
+    key = ("bias", heads, kv_heads, layout.outputs.device, window, dtype)
+    if key not in batch.layouts:
+        batch.layouts[key] = [call.bias(window, dtype) for call in layout.calls]
+    return batch.layouts[key]
+
+
+def _build_layout(batch: RaggedBatch, heads: int, kv_heads: int, device: torch.device) -> Layout:
+    calls = []
+    # Padding rows have no call of their own; they repeat the result at 0.
+    outputs = np.zeros((batch.rows, heads), dtype=np.int64)
+    offset = 0
+    for group in batch.groups():
+        call, packed_head = _build_call(group, heads, kv_heads, device)
+        calls.append(call)
+        streams, rows = group.rows.shape
+        # Vector (row i, query head) of a stream is packed row i * fold + g of head h, with query head = h * fold + g.
+        fold = heads // call.heads
+        place = np.arange(rows)[:, None] * fold + packed_head[None, :, 1]
+        place = (np.arange(streams)[:, None, None] * call.packed + place[None]) * call.heads + packed_head[
+            None, None, :, 0
+        ]
+        outputs[group.rows] = offset + place
+        offset += streams * call.packed * call.heads
+    return Layout(calls, torch.from_numpy(outputs.reshape(-1)).to(device, non_blocking=True))
+
+
+def _build_call(group: RowGroup, heads: int, kv_heads: int, device: torch.device) -> tuple[Call, np.ndarray]:
+    streams, rows = group.rows.shape
+    # The query heads that share a KV head become rows of one product; pointless for long segments, whose mask it
+    # would repeat.
+    fold = heads // kv_heads if rows <= SHARED_SEGMENT else 1
+    call_heads = heads // fold
+    packed = round_up(rows * fold, PACKED_MULTIPLE)
+    place = np.minimum(np.arange(packed), rows * fold - 1)
+    row, inner = place // fold, place % fold
+    queries = (
+        group.rows[:, row][:, :, None] * heads + np.arange(call_heads)[None, None, :] * fold + inner[None, :, None]
+    )
+    query_head = np.arange(heads)
+    call = Call(
+        torch.from_numpy(queries.reshape(-1)).to(device, non_blocking=True),
+        streams,
+        packed,
+        call_heads,
+        group.keys,
+        torch.from_numpy(group.blocks).to(device, non_blocking=True),
+        torch.from_numpy(group.positions[:, row]).to(device, non_blocking=True),
+    )
+    return call, np.stack([query_head // fold, query_head % fold], 1)
+
+
+class DenseLayer:
+    """Plain causal attention over a single stream of new tokens; notes what the layer passes, for the KV plan."""
+
+    def __init__(self, shapes: dict[int, LayerShape], layer: int) -> None:
+        self._shapes = shapes
+        self._layer = layer
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        heads, rows, head_dim = query.shape[1:]
+        self._shapes[self._layer] = LayerShape(
+            heads, key.shape[1], head_dim, value.shape[3], window, softcap, key.dtype, key.device
+        )
+        position = torch.arange(rows, device=query.device)
+        call = Call(position, 1, rows, heads, rows, position, position[None])
+        out = attend(query, key, value, call.bias(window, query.dtype), scaling or head_dim**-0.5, softcap)
+        return out.transpose(1, 2)

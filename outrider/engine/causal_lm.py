@@ -1,0 +1,161 @@
+"""A transformers causal LM run on ragged batches and paged KV."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outrider.engine.attention import IMPLEMENTATION, DenseLayer, GatherLayer, Step, register
+from outrider.engine.batch import RowRule, Span, build_batch
+from outrider.engine.config import VARLEN_PAGE
+from outrider.engine.kv_cache import KVCache, LayerShape
+from outrider.engine.support import architecture_of
+from outrider.engine.varlen import VarlenLayer, varlen_obstacle
+from outrider.errors import InvalidArgument, ModelRefused
+
+log = logging.getLogger(__name__)
+
+GATHER_BLOCK = 16
+OBSERVED_TOKENS = 4
+
+# Row counts at which linear layers were found batch-invariant (exactness.md of this project's docs, "Numerics"); the
+# start-up self-test moves to the next one where a machine needs it.
+CPU_ROW_RULES: dict[torch.dtype, tuple[RowRule, ...]] = {
+    torch.bfloat16: (RowRule(2, 1), RowRule(4, 4), RowRule(16, 16)),
+    torch.float16: (RowRule(2, 1), RowRule(4, 4), RowRule(16, 16)),
+    torch.float32: (RowRule(4, 1), RowRule(4, 4), RowRule(16, 16)),
+    torch.float64: (RowRule(4, 4), RowRule(16, 16)),
+}
+# On GPUs the kernel is chosen by the row count: few, large sizes keep it the same, nearly free while memory-bound.
+CUDA_ROW_RULES = (RowRule(16, 16), RowRule(64, 64), RowRule(128, 128))
+
+
+class PagedCausalLM:
+    """Runs ragged batches; not thread-safe, the engine's one thread owns it.
+
+    Attributes:
+        network: The transformers model.
+        shapes: What each attention layer was seen to pass, in layer order.
+        vocab_rows: Rows of the output head.
+        backend: `gather` or `varlen`.
+        block_size: Tokens per KV block.
+        rule: Row counts that batches are padded to.
+        kv: The KV cache, once allocated.
+    """
+
+    def __init__(self, network: Any, block_size: int | None = None) -> None:
+        """Prepares a loaded model.
+
+        Args:
+            network: A transformers causal LM.
+            block_size: Tokens per KV block; unset means the path's default.
+
+        Raises:
+            ModelRefused: its attention cannot be reached or asks for something not supported.
+            InvalidArgument: the attention path cannot use this block size.
+        """
+        register()
+        self.network = network.eval()
+        self.network.set_attn_implementation(IMPLEMENTATION)
+        self.device = network.get_input_embeddings().weight.device
+        self.dtype: torch.dtype = network.dtype
+        self.kv: KVCache | None = None
+        self._step = Step()
+        self._candidates = [m for m in network.modules() if isinstance(getattr(m, "layer_idx", None), int)]
+        self._keeps_logits = "logits_to_keep" in inspect.signature(network.forward).parameters
+        self.shapes: dict[int, LayerShape] = {}
+        self.vocab_rows = self._observe()
+        self.backend = self._choose_backend()
+        self.block_size = block_size or (VARLEN_PAGE if self.backend == "varlen" else GATHER_BLOCK)
+        if self.backend == "varlen" and self.block_size % VARLEN_PAGE:
+            raise InvalidArgument(
+                "block_size", f"{self.block_size}: paged FlashAttention takes multiples of {VARLEN_PAGE}"
+            )
+        if self.backend == "gather" and 256 % self.block_size:
+            raise InvalidArgument("block_size", f"{self.block_size}: the gather path takes divisors of 256")
+        self.rules = CUDA_ROW_RULES if self.device.type == "cuda" else CPU_ROW_RULES[self.dtype]
+        self.rule = self.rules[0]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """K and V of one position over all layers."""
+        return sum(shape.bytes_per_token for shape in self.shapes.values())
+
+    def allocate_kv(self, num_blocks: int) -> None:
+        """Allocates the KV pool, in place of any earlier one; block ids 0 .. num_blocks - 1 may be used in spans."""
+        self.kv = None
+        kv = KVCache(self.shapes, num_blocks, self.block_size)
+        layer_type = VarlenLayer if self.backend == "varlen" else GatherLayer
+        for index, shape in self.shapes.items():
+            self._candidates[index].outrider_layer = layer_type(self._step, kv.layers[index], shape)
+        self.kv = kv
+
+    @torch.inference_mode()
+    def forward(self, spans: Sequence[Span]) -> Tensor:
+        """Feeds the spans' tokens, writes their KV and returns the wanted logits.
+
+        Args:
+            spans: At least one, of different streams, each with at least one token.
+
+        Returns:
+            float32 [sum of wanted, vocab_rows], in span order.
+        """
+        if self.kv is None:
+            raise RuntimeError("allocate_kv() comes before forward()")
+        batch = build_batch(
+            spans,
+            block_size=self.block_size,
+            scratch_block=self.kv.scratch_block,
+            rule=self.rule,
+            device=self.device,
+        )
+        if batch.new_blocks:
+            self.kv.clear(batch.new_blocks)
+        self._step.batch = batch
+        try:
+            if not batch.wanted_count:
+                self.network.get_decoder()(input_ids=batch.input_ids, position_ids=batch.positions, use_cache=False)
+                return torch.empty((0, self.vocab_rows), dtype=torch.float32, device=self.device)
+            wanted = torch.from_numpy(batch.wanted).to(self.device, non_blocking=True)
+            logits = self._logits(batch.input_ids, batch.positions, wanted)
+        finally:
+            self._step.batch = None
+        return logits[: batch.wanted_count].to(torch.float32)
+
+    def _logits(self, input_ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
+        """[wanted, vocab_rows] in the model's dtype."""
+        if self._keeps_logits:
+            out = self.network(
+                input_ids=input_ids, position_ids=positions, use_cache=False, logits_to_keep=wanted, return_dict=True
+            )
+            return out.logits[0]
+        out = self.network.get_decoder()(input_ids=input_ids, position_ids=positions, use_cache=False, return_dict=True)
+        return self.network.get_output_embeddings()(out.last_hidden_state[0].index_select(0, wanted))
+
+    @torch.inference_mode()
+    def _observe(self) -> int:
+        """One small plain pass, which shows what each layer passes to the attention function."""
+        architecture = architecture_of(self.network.config)
+        for index, module in enumerate(self._candidates):
+            module.outrider_layer = DenseLayer(self.shapes, index)
+        ids = torch.arange(OBSERVED_TOKENS, device=self.device)[None]
+        logits = self._logits(ids, ids, ids[0])
+        layers = self.network.config.get_text_config().num_hidden_layers
+        if len(self.shapes) != layers:
+            raise ModelRefused(
+                f"{architecture}: {len(self.shapes)} of {layers} layers route their attention through AttentionInterface"
+            )
+        return logits.shape[-1]
+
+    def _choose_backend(self) -> str:
+        obstacles = {obstacle for shape in self.shapes.values() if (obstacle := varlen_obstacle(shape))}
+        if not obstacles:
+            return "varlen"
+        if self.device.type == "cuda":
+            log.info("attention by gathering: %s", "; ".join(sorted(obstacles)))
+        return "gather"

@@ -1,0 +1,205 @@
+"""The model as the rest of the engine sees it, and how one is loaded."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from outrider.engine.attention import IMPLEMENTATION, register
+from outrider.engine.batch import Span
+from outrider.engine.causal_lm import PagedCausalLM
+from outrider.engine.config import EngineConfig
+from outrider.engine.info import ModelInfo, device_names, eos_ids, name_and_revision, weight_hash
+from outrider.engine.invariance import check_invariance
+from outrider.engine.kv_cache import plan_blocks
+from outrider.engine.probe import probe_architecture, probe_weights
+from outrider.engine.support import architecture_of, check_supported, longest_stream
+from outrider.errors import InvalidArgument, ModelUnavailable
+
+__all__ = ["LoadedModel", "Model", "ModelInfo", "load_model"]
+
+log = logging.getLogger(__name__)
+
+# Rows of hidden states, activations and masks of a full step, in multiples of the widest layer.
+WORKSPACE_COPIES = 8
+
+
+class Model(Protocol):
+    """Computes logits for ragged batches; stubs implement it too."""
+
+    info: ModelInfo
+
+    def forward(self, spans: Sequence[Span]) -> Tensor:
+        """float32 logits [sum of wanted, vocab_rows], in span order."""
+        ...
+
+
+class LoadedModel:
+    """A causal LM with weights.
+
+    Attributes:
+        info: Facts about it.
+        num_blocks: KV blocks that the memory plan allows.
+    """
+
+    def __init__(self, network: PagedCausalLM, info: ModelInfo, num_blocks: int) -> None:
+        self._network = network
+        self.info = info
+        self.num_blocks = num_blocks
+
+    def allocate_kv(self, num_blocks: int) -> None:
+        """Allocates KV for block ids 0 .. num_blocks - 1; call once, before `forward`."""
+        self._network.allocate_kv(num_blocks)
+
+    def forward(self, spans: Sequence[Span]) -> Tensor:
+        """float32 logits [sum of wanted, vocab_rows], in span order."""
+        return self._network.forward(spans)
+
+
+def load_model(config: EngineConfig) -> LoadedModel:
+    """Loads a model folder, proves its architecture and tests its numerics; KV is allocated separately.
+
+    Sets torch's thread count for this process, and must run in the thread that will call `forward`.
+
+    Raises:
+        ModelUnavailable: the folder cannot be read as a model.
+        ModelRefused: the engine does not run this architecture; names it and the reason.
+        DoesNotFit: not even one stream's KV fits.
+        InvalidArgument: the configuration contradicts the model or the device.
+    """
+    started = time.monotonic()
+    folder = Path(config.model)
+    hf_config = _read_config(config)
+    check_supported(hf_config)
+    longest = longest_stream(hf_config, config.max_model_len)
+    device = _device(config)
+    dtype = resolve_dtype(config, device)
+    _set_threads(config, dtype)
+    register()
+    probe_architecture(hf_config, trust_remote_code=config.trust_remote_code)
+    network = PagedCausalLM(_read_weights(config, hf_config, dtype), config.block_size)
+    probe_weights(network)
+    verdict = check_invariance(network, config.max_num_batched_tokens)
+    num_blocks = plan_blocks(
+        config,
+        block_size=network.block_size,
+        bytes_per_token=network.kv_bytes_per_token,
+        longest=longest,
+        workspace_bytes=_workspace_bytes(config, network),
+    )
+    if config.max_model_len is None and num_blocks * network.block_size < longest:
+        longest = num_blocks * network.block_size
+        log.warning("streams are limited to the %d tokens that the KV pool holds", longest)
+    model_id, revision = name_and_revision(folder.resolve())
+    name, uuid = device_names(network.device)
+    info = ModelInfo(
+        model_id=config.model_id or model_id,
+        revision=config.revision or revision,
+        architecture=architecture_of(hf_config),
+        vocab_rows=network.vocab_rows,
+        parameters=sum(weight.numel() for weight in network.network.parameters()),
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(network.device),
+        device_name=name,
+        device_uuid=uuid,
+        max_positions=longest,
+        num_layers=len(network.shapes),
+        kv_bytes_per_token=network.kv_bytes_per_token,
+        eos_token_ids=eos_ids(folder, getattr(hf_config.get_text_config(), "eos_token_id", None)),
+        weight_hash=weight_hash(folder),
+        attention_backend=network.backend,
+        invariant=verdict.invariant,
+        invariance_note=verdict.note,
+        block_size=network.block_size,
+    )
+    log.info(
+        "loaded %s (%s, %.0f M parameters, %s, %s attention, %s) in %.1f s",
+        info.model_id,
+        info.architecture,
+        info.parameters / 1e6,
+        info.dtype,
+        info.attention_backend,
+        "batch-invariant" if info.invariant else "not batch-invariant",
+        time.monotonic() - started,
+    )
+    return LoadedModel(network, info, num_blocks)
+
+
+def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    """The type that `auto` means on this device: half precision wherever it is fast."""
+    if config.dtype != "auto":
+        return getattr(torch, config.dtype)
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+    capabilities = torch.cpu.get_capabilities()
+    fast = any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+    return torch.bfloat16 if fast else torch.float32
+
+
+def _device(config: EngineConfig) -> torch.device:
+    if not config.on_cuda:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise InvalidArgument("device", f"{config.device!r} is asked for, but torch finds no CUDA device")
+    device = torch.device("cuda:0" if config.device in ("auto", "cuda") else config.device)
+    if device.index >= torch.cuda.device_count():
+        raise InvalidArgument(
+            "device", f"{config.device!r} is asked for; there are {torch.cuda.device_count()} devices"
+        )
+    return device
+
+
+def _set_threads(config: EngineConfig, dtype: torch.dtype) -> None:
+    # MKL splits a float64 product over threads at rows that change its bits.
+    threads = 1 if dtype == torch.float64 else config.threads
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def _read_config(config: EngineConfig) -> PretrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(
+            config.model, local_files_only=True, trust_remote_code=config.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelUnavailable(f"{config.model} is not a readable model folder: {_first_line(error)}") from error
+
+
+def _read_weights(config: EngineConfig, hf_config: PretrainedConfig, dtype: torch.dtype) -> Any:
+    options: dict[str, Any] = {}
+    if config.on_cuda:
+        options["device_map"] = "auto" if config.device == "auto" else {"": config.device}
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            config.model,
+            config=hf_config,
+            dtype=dtype,
+            attn_implementation=IMPLEMENTATION,
+            local_files_only=True,
+            trust_remote_code=config.trust_remote_code,
+            **options,
+        )
+    except (OSError, ValueError) as error:
+        raise ModelUnavailable(f"{config.model} cannot be loaded: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _workspace_bytes(config: EngineConfig, network: PagedCausalLM) -> int:
+    widest = max(
+        max(weight.shape)
+        for weight in network.network.parameters()
+        if weight.dim() == 2 and weight.shape[0] != network.vocab_rows
+    )
+    activations = WORKSPACE_COPIES * config.max_num_batched_tokens * widest * network.dtype.itemsize
+    logits = 2 * config.max_num_seqs * network.vocab_rows * 4
+    return activations + logits
