@@ -1,0 +1,334 @@
+"""Decoder: the decoding loop with its links, usable in any process that runs asyncio.
+
+Every stream goes its own way (`decoding`); a batch is what one turn of the event loop collected for one link. A
+target's message ends the rounds of many streams at once: what they ask of the draft leaves as one message, and so do
+the proposals that come back. Nothing waits for all streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from coordinator import decoding
+from coordinator.config import DecoderConfig
+from coordinator.counters import Counters
+from coordinator.decoding import ProposalAnswer, VerdictAnswer
+from coordinator.draft_side import DraftSide
+from coordinator.gamma import Auto, Controller, Costs, Fixed
+from coordinator.link import Link
+from coordinator.parts import DecoderState, Degraded
+from coordinator.request import DecodingRequest, Emission, StreamStats
+from coordinator.state import Phase, new_stream
+from coordinator.streams import Registry, Stream
+from coordinator.target_side import TargetSide
+from outrider.errors import DeadlineExceeded, InvalidArgument, OutriderError, Unavailable
+from outrider.rpc.options import LEASE_S
+from outrider.seam import Cut
+
+__all__ = ["Decoder", "DecoderConfig", "DecodingRequest", "Emission", "Stream", "StreamStats"]
+
+logger = logging.getLogger(__name__)
+
+_WATCH_S = 0.25
+_PATIENT_RUN = 2
+"""Tokens of a plain run that only bridges a short wait for the draft."""
+
+
+class Decoder:
+    """Decodes many streams with one draft service and one or more target replicas.
+
+    Used from one event loop only: the one in which `start` was called.
+
+    Attributes:
+        counters: raw counts since it was made.
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        coordinator_id = os.urandom(16)
+        self.counters = Counters()
+        self._config = config
+        self._streams = Registry()
+        costs = Costs()
+        self._target = TargetSide(
+            config,
+            coordinator_id,
+            self._streams,
+            costs,
+            self.counters,
+            settled=self._settled,
+            failed=self._fail,
+            arrived=self._begin,
+        )
+        self._draft = DraftSide(
+            config,
+            coordinator_id,
+            self._streams,
+            costs,
+            self.counters,
+            target=lambda: self._target.files,
+            proposed=self._proposed,
+            plain=self._next_rounds,
+        )
+        gamma = config.num_speculative_tokens
+        self._controller: Controller = (
+            Auto(config.max_num_speculative_tokens, costs) if gamma == "auto" else Fixed(gamma)
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._watch: asyncio.TimerHandle | None = None
+
+    # ---- life ----
+
+    async def start(self) -> None:
+        """Begins to connect; does not wait for anything, streams do."""
+        self._loop = asyncio.get_running_loop()
+        for link in self._target.links:
+            link.start()
+        if self._draft.link is not None:
+            self._draft.link.start()
+        self._watch = self._loop.call_later(_WATCH_S, self._on_watch)
+
+    async def close(self) -> None:
+        """Ends all streams and links."""
+        for stream in list(self._streams):
+            self._fail(stream, Unavailable("the coordinator is shutting down"))
+        if self._watch is not None:
+            self._watch.cancel()
+        links: list[Link[Any, Any]] = [*self._target.links]
+        if self._draft.link is not None:
+            links.append(self._draft.link)
+        await asyncio.gather(*(link.close() for link in links))
+
+    async def tokenizer_files(self) -> dict[str, bytes]:
+        """The target's tokenizer, file name -> content.
+
+        Raises:
+            Unavailable: no target has been reached yet.
+        """
+        if self._target.files is None:
+            raise Unavailable("no target has been reached yet")
+        return dict(self._target.files.files)
+
+    @property
+    def state(self) -> DecoderState:
+        """What the decoder is attached to now."""
+        now_s = time.monotonic()
+        targets, draft, health = self._target.links, self._draft.link, self._draft.health
+        degraded = [Degraded("target", link.reason, now_s - link.changed_s) for link in targets if not link.is_up]
+        if draft is not None and not draft.is_up:
+            degraded.append(Degraded("draft", draft.reason, now_s - draft.changed_s))
+        elif health.out_reason is not None:
+            degraded.append(Degraded("draft", health.out_reason, now_s - health.since_s))
+        last_s = self._target.last_verdict_s
+        return DecoderState(
+            target=next((link.info for link in targets if link.is_up), None),
+            draft=draft.info if draft is not None and draft.is_up else None,
+            targets_up=sum(link.is_up for link in targets),
+            degraded=degraded,
+            last_step_age_s=now_s - last_s if last_s is not None else None,
+        )
+
+    # ---- streams ----
+
+    def open(self, request: DecodingRequest) -> Stream:
+        """Begins an answer; while no target is up it waits for one, until its deadline.
+
+        Raises:
+            InvalidArgument: the prompt is empty, or there is no room behind it.
+            RuntimeError: called outside the event loop that `start` was called in.
+        """
+        if self._loop is None or asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("a Decoder belongs to the event loop in which it was started")
+        if not request.prompt_ids:
+            raise InvalidArgument("prompt", "must have at least one token")
+        asked = request.num_speculative_tokens
+        if asked is not None and not 0 <= asked <= self._config.largest_gamma:
+            raise InvalidArgument(
+                "num_speculative_tokens", f"must be from 0 to {self._config.largest_gamma}, got {asked}"
+            )
+        if not request.deadline_s > 0:
+            raise InvalidArgument("deadline_s", f"must be positive, got {request.deadline_s}")
+        seed = request.seed if request.seed is not None else secrets.randbits(64)
+        state = new_stream(secrets.randbits(64), request, seed)
+        stream = Stream(state, time.monotonic() + request.deadline_s, self._close)
+        stream.deadline = self._loop.call_later(
+            request.deadline_s, self._fail, stream, DeadlineExceeded(f"not finished within {request.deadline_s:g} s")
+        )
+        self._streams.add(stream)
+        self.counters.streams_opened += 1
+        if self._target.place(stream):
+            self._begin([stream])
+        return stream
+
+    def _begin(self, streams: Sequence[Stream]) -> None:
+        """The first round is plain, so that target and draft read the prompt at the same time."""
+        info = self._target.info
+        for stream in streams:
+            if stream.state.generated:
+                self._next_rounds([stream])
+                continue
+            if info is not None and decoding.room(stream.state, info.max_model_len) < 1:
+                length = len(stream.state.request.prompt_ids)
+                error = InvalidArgument("prompt", f"has {length} tokens, no room for an answer in {info.max_model_len}")
+                self._fail(stream, error)
+                continue
+            drafts = self._wanted(stream) != 0 and self._draft.why_not(stream) in (None, "catching_up")
+            if drafts:
+                self._draft.catch_up(stream)
+            self._run(stream, 1 if drafts else self._config.run_credit)
+
+    def _close(self, stream: Stream) -> None:
+        """Frees everything of a stream, once."""
+        if not self._streams.remove(stream):
+            return
+        self.counters.streams_ended += 1
+        if stream.deadline is not None:
+            stream.deadline.cancel()
+        self._target.close(stream)
+        self._draft.close(stream)
+        self._controller.forget(stream.state.stream_id)
+        stream.state.phase = Phase.CLOSED
+        stream.state.target.outstanding = stream.state.draft.outstanding = None
+        if self._loop is not None:
+            self._loop.call_later(LEASE_S, self._streams.forget, stream)
+
+    def _fail(self, stream: Stream, error: OutriderError) -> None:
+        stream.end(error)
+        self._close(stream)
+
+    # ---- rounds ----
+
+    def _settled(self, answers: list[VerdictAnswer]) -> None:
+        """Rounds have ended: emit, count, and start the next ones."""
+        ready = []
+        for answer in answers:
+            state, emission, tally = answer.state, answer.emission, answer.round
+            assert emission is not None
+            stream = self._streams[state.stream_id]
+            stream.push(emission)
+            self.counters.count_round(len(emission.tokens), *tally)
+            if tally.drafted:
+                self._controller.finished(state.stream_id, state.asked, tally.accepted)
+            else:
+                self.counters.gamma[0] += 1
+            if answer.cut is not Cut.NONE:
+                self._draft.fault(answer.cut)
+            if emission.finish_reason is not None:
+                stream.end()
+                self._close(stream)
+            elif state.phase is Phase.OPENED:
+                ready.append(stream)
+            elif state.phase is Phase.RUNNING:
+                self._top_up(stream)
+        if ready:
+            self._next_rounds(ready)
+
+    def _proposed(self, answers: list[ProposalAnswer]) -> None:
+        """Proposals are there: have them verified as they are; where there is none, draw one token plainly."""
+        for answer in answers:
+            state, stream = answer.state, self._streams[answer.state.stream_id]
+            if answer.proposal.slots:
+                self._target.post(stream, decoding.verify(state, answer.proposal, stream_deadline_ms=stream.left_ms))
+            else:
+                self.counters.draft_skipped["empty"] += 1
+                self._controller.finished(state.stream_id, state.asked, 0)
+                self._run(stream, 1)
+
+    def _next_rounds(self, streams: Sequence[Stream]) -> None:
+        """Starts a round for each: drafted if it can be and is worth it, else plain."""
+        drafting, limits = [], []
+        for stream in streams:
+            stream.draining = False
+            reason, limit = self._draft_limit(stream)
+            if reason is None:
+                drafting.append(stream)
+                limits.append(limit)
+                continue
+            self.counters.draft_skipped[reason] += 1
+            bridging = reason in ("catching_up", "held")
+            self._run(stream, _PATIENT_RUN if bridging else self._config.run_credit)
+        if not drafting:
+            return
+        gammas = self._gammas(drafting, limits)
+        for stream, gamma in zip(drafting, gammas, strict=True):
+            if gamma == 0:
+                self.counters.draft_skipped["gamma_0"] += 1
+                self._run(stream, self._config.run_credit)
+        asked = [(stream, gamma) for stream, gamma in zip(drafting, gammas, strict=True) if gamma]
+        if asked:
+            self._draft.ask([stream for stream, _ in asked], [gamma for _, gamma in asked])
+
+    def _gammas(self, streams: Sequence[Stream], limits: Sequence[int]) -> list[int]:
+        """What the requests fix, and what the controller chooses for the others."""
+        free = [
+            (index, stream)
+            for index, stream in enumerate(streams)
+            if stream.state.request.num_speculative_tokens is None
+        ]
+        gammas = [min(self._wanted(stream) or 0, limit) for stream, limit in zip(streams, limits, strict=True)]
+        if free:
+            ids = [stream.state.stream_id for _, stream in free]
+            chosen = self._controller.choose(ids, [limits[index] for index, _ in free])
+            for (index, _), gamma in zip(free, chosen, strict=True):
+                gammas[index] = gamma
+        return gammas
+
+    def _wanted(self, stream: Stream) -> int | None:
+        """The gamma that request or server fix; None leaves it to the controller."""
+        asked, server = stream.state.request.num_speculative_tokens, self._config.num_speculative_tokens
+        if asked is not None:
+            return asked
+        return None if server == "auto" else server
+
+    def _draft_limit(self, stream: Stream) -> tuple[str | None, int]:
+        """Why the stream cannot be drafted for now, or None and the largest gamma that there is room for."""
+        if self._wanted(stream) == 0:
+            return "off", 0
+        reason = self._draft.why_not(stream)
+        if reason is not None:
+            return reason, 0
+        target, draft = self._target.info, self._draft.link.info if self._draft.link is not None else None
+        assert target is not None and draft is not None
+        # A round emits up to gamma + 1 tokens.
+        limit = min(
+            decoding.room(stream.state, target.max_model_len) - 1,
+            self._config.largest_gamma,
+            target.max_slots,
+            draft.max_slots,
+        )
+        if draft.max_model_len:
+            limit = min(limit, draft.max_model_len - stream.state.committed)
+        return ("no_room", 0) if limit < 1 else (None, limit)
+
+    def _run(self, stream: Stream, credit: int) -> None:
+        """Plain decoding for up to `credit` tokens."""
+        info = self._target.info
+        room = decoding.room(stream.state, info.max_model_len) if info is not None else credit
+        row = decoding.run(stream.state, min(credit, room), stream_deadline_ms=stream.left_ms)
+        self._target.post(stream, row)
+
+    def _top_up(self, stream: Stream) -> None:
+        """Extends a plain run that is half used up, or lets it drain because the stream is to draft again."""
+        credit, left = self._config.run_credit, stream.state.run_end - stream.state.committed
+        info = self._target.info
+        if stream.draining or left > credit // 2 or info is None:
+            return
+        if left >= decoding.room(stream.state, info.max_model_len):
+            return
+        reason, _ = self._draft_limit(stream)
+        if reason is None:
+            stream.draining = self._wanted(stream) is not None or self._controller.wants(stream.state.stream_id)
+        elif reason in ("catching_up", "held"):
+            stream.draining = True
+        if not stream.draining:
+            self._run(stream, credit)
+
+    def _on_watch(self) -> None:
+        self._target.watch(time.monotonic())
+        if self._loop is not None:
+            self._watch = self._loop.call_later(_WATCH_S, self._on_watch)

@@ -1,0 +1,272 @@
+"""Speculative decoding, one round at a time, as transitions of a stream. No I/O, no clock, no randomness of its own.
+
+    OPENED --propose(gamma)--> DRAFTING --verify(x, q)--> VERIFYING --accept, cut, count, commit--> OPENED
+    OPENED --run(credit)--> RUNNING --commit, one token at a time, until the credit is used up--> OPENED
+
+Each transition returns the row to send; `receive_proposals` and `receive_verdicts` take what comes back, for all
+streams of a message at once. A reply counts only if it echoes stream, generation and committed length of the one
+outstanding item, so duplicates, reordered and late replies fall out. A proposal, once received, is verified as it is:
+`resend` sends the same x and q again, to the same target or another one, until there is a verdict.
+
+Letters are the paper's (Leviathan et al., arXiv 2211.17192): p target, q draft, x drafted tokens, u accept uniforms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from coordinator.acceptance import accept
+from coordinator.request import Emission
+from coordinator.rows import Item, ProposeRow, VerifyRow, split_slots
+from coordinator.state import (
+    Outstanding,
+    Phase,
+    Proposal,
+    Side,
+    StreamState,
+    extend_hashes,
+    open_for_draft,
+    open_for_target,
+)
+from outrider.errors import InvalidArgument, Status
+from outrider.seam import Cut, ProposalBatch, VerdictBatch
+
+
+class ProposalAnswer(NamedTuple):
+    """What the draft said to the outstanding item of one stream; without slots if it only caught up, or has none."""
+
+    state: StreamState
+    status: Status
+    message: str
+    proposal: Proposal
+
+
+class RoundCount(NamedTuple):
+    """A round in numbers, after the cut: slots sent, slots that the rule looked at, slots accepted."""
+
+    drafted: int
+    tested: int
+    accepted: int
+
+
+class VerdictAnswer(NamedTuple):
+    """What the target said to the outstanding item of one stream.
+
+    Attributes:
+        emission: the tokens that were committed, or None where the status is not OK.
+        cut: why fewer slots were verified than sent.
+        cached_length: what the target holds, for statuses other than OK.
+    """
+
+    state: StreamState
+    status: Status
+    message: str
+    emission: Emission | None
+    round: RoundCount
+    cut: Cut
+    cached_length: int
+
+
+class End(NamedTuple):
+    """Where emitted tokens end: how many are kept, and why no more (None: the answer goes on)."""
+
+    kept: int
+    finish_reason: str | None
+    stop_token: int | None
+
+
+# ---- asking ----
+
+
+def room(state: StreamState, max_model_len: int) -> int:
+    """Tokens that the answer may still get; at least 1 while it has not ended."""
+    return min(state.request.params.max_tokens - state.generated, max_model_len - state.committed)
+
+
+def propose(state: StreamState, gamma: int, *, draft_deadline_ms: int, stream_deadline_ms: int) -> ProposeRow:
+    """Asks the draft for x_1 .. x_gamma behind the committed tokens."""
+    state.phase, state.asked = Phase.DRAFTING, gamma
+    return _propose_row(state, gamma, draft_deadline_ms, stream_deadline_ms)
+
+
+def catch_up(state: StreamState, *, stream_deadline_ms: int) -> ProposeRow:
+    """Brings the draft's KV up to date beside whatever else the stream is doing."""
+    return _propose_row(state, 0, 0, stream_deadline_ms)
+
+
+def verify(state: StreamState, proposal: Proposal, *, stream_deadline_ms: int) -> VerifyRow:
+    """Has the target score a proposal."""
+    state.phase, state.proposal = Phase.VERIFYING, proposal
+    return _verify_row(state, stream_deadline_ms)
+
+
+def run(state: StreamState, credit: int, *, stream_deadline_ms: int) -> VerifyRow:
+    """Lets the target decode alone: `credit` tokens from the committed length on. Also tops a run up."""
+    state.phase, state.run_end = Phase.RUNNING, state.committed + credit
+    return _verify_row(state, stream_deadline_ms)
+
+
+def resend(state: StreamState, *, stream_deadline_ms: int) -> VerifyRow:
+    """Sends the round in flight again after its item was given up: the same x and q, or what is left of the run."""
+    return _verify_row(state, stream_deadline_ms)
+
+
+def back_to_plain(state: StreamState) -> None:
+    """Gives up the proposal that was asked for, before anything of it was seen."""
+    state.phase = Phase.OPENED
+    state.draft.give_up()
+
+
+def _item(state: StreamState, side: Side) -> Item:
+    """Everything from what the service holds, but at least the last committed token: that is what it must feed."""
+    committed = state.committed
+    base = min(side.held, committed - 1)
+    side.opened = True
+    if side.last == (side.generation, committed):
+        side.generation += 1  # a second question at the same place must not be answered by an echo of the first
+    side.outstanding = side.last = Outstanding(side.generation, committed)
+    return Item(state.stream_id, side.generation, committed, base, state.hashes[base], state.tokens[base:])
+
+
+def _propose_row(state: StreamState, gamma: int, draft_deadline_ms: int, stream_deadline_ms: int) -> ProposeRow:
+    opening = None if state.draft.opened else open_for_draft(state, stream_deadline_ms)
+    return ProposeRow(_item(state, state.draft), gamma, draft_deadline_ms, opening)
+
+
+def _verify_row(state: StreamState, stream_deadline_ms: int) -> VerifyRow:
+    opening = None if state.target.opened else open_for_target(state, stream_deadline_ms)
+    credit = state.run_end - state.committed if state.phase is Phase.RUNNING else 0
+    return VerifyRow(_item(state, state.target), state.proposal, credit, opening)
+
+
+# ---- receiving ----
+
+
+def receive_proposals(streams: Mapping[int, StreamState], batch: ProposalBatch) -> list[ProposalAnswer]:
+    """The answers of a draft's message that are still wanted.
+
+    Args:
+        streams: by id.
+    """
+    replies = batch.replies
+    states = [streams.get(stream_id) for stream_id in replies.stream_ids.tolist()]
+    cached = replies.cached_lengths.tolist()
+    statuses = replies.statuses.tolist()
+    dense = [state is not None and state.request.draws_dense for state in states]
+    proposals = split_slots(batch.slots, cached, dense)
+    answers = []
+    echoes = zip(replies.generations.tolist(), replies.committed_lengths.tolist(), strict=True)
+    for index, (state, (generation, committed)) in enumerate(zip(states, echoes, strict=True)):
+        if state is None or not state.draft.answers(generation, committed):
+            continue
+        state.draft.outstanding = None
+        status = Status(statuses[index])
+        if status is Status.OK:
+            state.draft.held = min(cached[index], committed)
+        answers.append(ProposalAnswer(state, status, replies.errors.get(index, ""), proposals[index]))
+    return answers
+
+
+def receive_verdicts(
+    streams: Mapping[int, StreamState], batch: VerdictBatch, max_model_len: int
+) -> list[VerdictAnswer]:
+    """Applies a target's message: accept, cut, count and commit, for every stream in it that still waits for it.
+
+    Raises:
+        InvalidArgument: the target verified more slots than it was sent.
+    """
+    replies = batch.replies
+    ids, generations = replies.stream_ids.tolist(), replies.generations.tolist()
+    committed, statuses = replies.committed_lengths.tolist(), replies.statuses.tolist()
+    slots_done, bonus, cached = batch.slots_done.tolist(), batch.bonus.tolist(), replies.cached_lengths.tolist()
+
+    rounds: dict[int, StreamState] = {}
+    for index, stream_id in enumerate(ids):
+        state = streams.get(stream_id)
+        if state is None or state.proposal is None or statuses[index] != Status.OK:
+            continue
+        if state.target.answers(generations[index], committed[index]):
+            if slots_done[index] > state.proposal.slots:
+                raise InvalidArgument("slots_done", f"{slots_done[index]} of {state.proposal.slots} slots verified")
+            rounds[index] = state
+    states = [streams.get(stream_id) for stream_id in ids]
+    outcomes = accept(rounds, states, batch)
+
+    answers = []
+    for index, stream_id in enumerate(ids):
+        state = streams.get(stream_id)
+        # A run answers several times, once per token; each answer must continue where the last one ended.
+        if state is None or not state.target.answers(generations[index], committed[index]):
+            continue
+        status, message = Status(statuses[index]), replies.errors.get(index, "")
+        if status is not Status.OK:
+            state.target.outstanding = None
+            answers.append(VerdictAnswer(state, status, message, None, RoundCount(0, 0, 0), Cut.NONE, cached[index]))
+            continue
+        k, token = outcomes.get(index, (0, bonus[index]))
+        emission, count = conclude(state, k, token, slots_done[index], cached[index], max_model_len)
+        answers.append(
+            VerdictAnswer(state, status, message, emission, count, Cut(int(batch.cuts[index])), cached[index])
+        )
+    return answers
+
+
+def conclude(
+    state: StreamState, k: int, token: int, slots_done: int, cached: int, max_model_len: int
+) -> tuple[Emission, RoundCount]:
+    """Ends a round: cut x_1 .. x_k and the token behind them where the answer ends, then count, commit and emit."""
+    proposal, start = state.proposal, state.committed
+    emitted = [*(proposal.draft_ids[:k].tolist() if proposal is not None else ()), token]
+    end = find_end(emitted, state, max_model_len)
+    kept, accepted = emitted[: end.kept], min(k, end.kept)
+
+    drafted, tested = (proposal.slots if proposal is not None else 0), min(k + 1, slots_done)
+    if end.finish_reason is not None:
+        drafted, tested = min(drafted, end.kept), min(tested, end.kept)
+    state.stats.count(drafted, tested, accepted)
+
+    commit(state, kept)
+    # The prefix that each service shares with the committed tokens ends at the last accepted drafted token.
+    state.target.held = min(cached, start + k)
+    if proposal is not None:
+        state.draft.held = min(proposal.draft_cached, start + k)
+        state.proposal = None
+    if end.finish_reason is not None:
+        state.phase = Phase.CLOSED
+        state.target.outstanding = None
+    elif state.committed >= state.run_end:
+        state.phase, state.target.outstanding = Phase.OPENED, None
+    else:
+        state.target.outstanding = Outstanding(state.target.generation, state.committed)
+    drafted_flags = (True,) * accepted + (False,) * (end.kept - accepted)
+    return Emission(tuple(kept), drafted_flags, end.finish_reason, end.stop_token), RoundCount(
+        drafted, tested, accepted
+    )
+
+
+def find_end(emitted: Sequence[int], state: StreamState, max_model_len: int) -> End:
+    """The cut: the earliest token that ends the answer; everything behind it is discarded, everywhere.
+
+    At the same token a stop id (end-of-sequence ids are stop ids) goes before a stop string, that before the token
+    limit, and that before the context.
+    """
+    request = state.request
+    kept, reason, stop_token = len(emitted), None, None
+    if (left := room(state, max_model_len)) <= kept:
+        kept, reason = left, "length"
+    for index, token in enumerate(emitted[:kept]):
+        if token in request.params.stop_token_ids:
+            kept, reason, stop_token = index + 1, "stop", token
+            break
+    if request.cut_text is not None:
+        at = request.cut_text(emitted[:kept])
+        if at is not None and (stop_token is None or at < kept - 1):
+            kept, reason, stop_token = at + 1, "stop", None
+    return End(kept, reason, stop_token)
+
+
+def commit(state: StreamState, tokens: Sequence[int]) -> None:
+    """The only place where committed tokens change: they grow."""
+    state.tokens.extend(tokens)
+    extend_hashes(state.hashes, tokens)

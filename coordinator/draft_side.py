@@ -1,0 +1,297 @@
+"""The draft as the decoder sees it: asked for proposals, brought up to date, timed, and left out when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from coordinator import decoding
+from coordinator.config import DecoderConfig
+from coordinator.counters import Counters
+from coordinator.decoding import ProposalAnswer
+from coordinator.draft_health import DraftHealth
+from coordinator.gamma import Costs
+from coordinator.link import Link
+from coordinator.links import DRAFT
+from coordinator.parts import PartInfo, TargetFiles, compare_files
+from coordinator.rows import ProposeRow
+from coordinator.state import Phase
+from coordinator.streams import Registry, Stream
+from outrider.errors import Mismatch, Status, Unavailable
+from outrider.seam import U32, Cut, ProposalBatch
+
+logger = logging.getLogger(__name__)
+
+CATCH_UP_TOKENS = 32
+"""A draft that lacks more than this is brought up to date beside plain decoding, before it is asked."""
+OVERDUE_FLOOR_S = 0.005
+OVERDUE_FACTOR = 3.0
+"""A proposal is overdue after its own deadline and then this many times what such a proposal takes, or the floor."""
+UNMEASURED_S = 2.0
+"""How long a proposal may take while nothing has been measured."""
+CATCH_UP_LIMIT_S = 30.0
+"""How long a prefill of the draft may take before it counts as failed."""
+PROBE_LIMIT_S = 4.0
+"""How long the trial of a draft that is out may take."""
+HOLD_S = 0.5
+"""Seconds for which a stream whose proposal was overdue is decoded plainly."""
+
+_MAX_DEADLINE_MS = 65_535
+
+
+class DraftSide:
+    """Owns the link to the draft. Streams that it cannot help are handed back through `plain`.
+
+    Args:
+        streams: all open streams.
+        target: the target's tokenizer, None before a target was reached.
+        proposed: takes answered proposals with at least one slot, and streams to decode plainly for one round.
+        plain: takes streams whose proposal was given up.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        coordinator_id: bytes,
+        streams: Registry,
+        costs: Costs,
+        counters: Counters,
+        *,
+        target: Callable[[], TargetFiles | None],
+        proposed: Callable[[list[ProposalAnswer]], None],
+        plain: Callable[[list[Stream]], None],
+    ) -> None:
+        self.health = DraftHealth()
+        self.link: Link[ProposeRow, ProposalBatch] | None = None
+        if config.draft is not None:
+            self.link = Link(DRAFT, config.draft, coordinator_id, self, config.credentials)
+        self._config = config
+        self._streams = streams
+        self._costs = costs
+        self._counters = counters
+        self._target = target
+        self._proposed = proposed
+        self._plain = plain
+        self._admitted: tuple[str, str, U32] | None = None
+        self._refused = ""
+
+    # ---- asking ----
+
+    def why_not(self, stream: Stream) -> str | None:
+        """Why the stream cannot be drafted for now (a key of `Counters.draft_skipped`), or None.
+
+        Starts whatever has to happen first: a catch-up of the draft's KV, or a trial of a draft that is out.
+        """
+        link, draft, now_s = self.link, stream.state.draft, time.monotonic()
+        if link is None or not link.is_up:
+            return "no_draft"
+        if self.health.out_reason is not None:
+            if self.health.may_probe(now_s) and draft.outstanding is None:
+                self.health.probing = True
+                self.catch_up(stream)
+            return "out"
+        if draft.outstanding is not None:
+            return "catching_up"
+        if now_s < stream.held_until_s:
+            return "held"
+        if stream.state.committed - draft.held > CATCH_UP_TOKENS:
+            self.catch_up(stream)
+            return "catching_up"
+        return None
+
+    def catch_up(self, stream: Stream) -> None:
+        """Brings the draft's KV up to date beside whatever the stream is doing."""
+        if self.link is None or not self.link.is_up or stream.state.draft.outstanding is not None:
+            return
+        self._post(stream, decoding.catch_up(stream.state, stream_deadline_ms=stream.left_ms))
+        limit_s = PROBE_LIMIT_S if self.health.probing else CATCH_UP_LIMIT_S
+        generation = stream.state.draft.generation
+        asyncio.get_running_loop().call_later(limit_s, self._check_overdue, [(stream, generation)], limit_s)
+
+    def lagging(self, stream: Stream) -> bool:
+        """Whether the draft would have to catch up before it can propose."""
+        return stream.state.committed - stream.state.draft.held > CATCH_UP_TOKENS
+
+    def ask(self, streams: Sequence[Stream], gammas: Sequence[int]) -> None:
+        """Asks for proposals; those of one call leave in one message and share one timer."""
+        limit_s = 0.0
+        for stream, gamma in zip(streams, gammas, strict=True):
+            usual_s = OVERDUE_FACTOR * self._costs.draft.bound(gamma)
+            deadline_ms = min(max(5, math.ceil(1_000 * usual_s)), _MAX_DEADLINE_MS) if usual_s else 0
+            patience_s = deadline_ms / 1_000 + max(OVERDUE_FLOOR_S, usual_s) if usual_s else UNMEASURED_S
+            limit_s = max(limit_s, patience_s)
+            row = decoding.propose(
+                stream.state, gamma, draft_deadline_ms=deadline_ms, stream_deadline_ms=stream.left_ms
+            )
+            self._post(stream, row)
+            self._counters.gamma[gamma] += 1
+        waited_for = [(stream, stream.state.draft.generation) for stream in streams]
+        asyncio.get_running_loop().call_later(limit_s, self._check_overdue, waited_for, limit_s)
+
+    def close(self, stream: Stream) -> None:
+        """The stream ended: the draft frees what it holds of it."""
+        if self.link is not None and stream.state.draft.opened:
+            self.link.close_stream(stream.state.stream_id)
+
+    def fault(self, cut: Cut) -> None:
+        """The target found a fault in a proposal."""
+        if cut is Cut.LYING_DRAFT:
+            self._counters.draft_failures["lying"] += 1
+            self._take_out("its drawn tokens contradict its declared q; restart it to have it tried again", banned=True)
+        elif cut is Cut.MALFORMED_Q:
+            self._counters.draft_failures["malformed_q"] += 1
+            if self.health.strike("it declared a q that is no distribution", time.monotonic()):
+                self._abandon()
+
+    def _post(self, stream: Stream, row: ProposeRow) -> None:
+        assert self.link is not None
+        stream.asked_s = time.monotonic()
+        self.link.post(stream.state.stream_id, row)
+
+    # ---- listening ----
+
+    async def admit(self, link: Link[ProposeRow, ProposalBatch], info: PartInfo) -> U32:
+        """Compares vocabularies and fingerprints, once per instance of either side."""
+        target = self._target()
+        if target is None:
+            raise Unavailable("waiting for the target, to compare vocabularies")
+        key = (target.info.tokenizer_hash, info.instance_id)
+        if self._admitted is not None and self._admitted[:2] == key:
+            return self._admitted[2]
+        files = await link.tokenizer_files()
+        try:
+            comparison = await asyncio.to_thread(compare_files, target, (files, info))
+            if comparison is not None:
+                comparison.require(allow_mismatch=self._config.allow_vocab_mismatch)
+        except Mismatch as error:
+            if self._refused != info.instance_id:
+                self._refused = info.instance_id
+                self._counters.draft_failures["refused"] += 1
+            raise Mismatch(f"refused as a draft: {error}") from error
+        if comparison is not None and comparison.message:
+            logger.warning("%s", comparison.message)
+        same = info.weight_hash and info.weight_hash == target.info.weight_hash
+        if same and not self._config.self_draft:
+            logger.warning("draft and target are the same model (%s): decoding cannot become faster", info.model_id)
+        excluded = np.array(comparison.excluded_ids if comparison is not None else (), np.uint32)
+        self._admitted = (*key, excluded)
+        return excluded
+
+    def up(self, link: Link[ProposeRow, ProposalBatch], *, new_instance: bool) -> None:
+        if new_instance:
+            self.health.reset()
+            for stream in self._streams:
+                stream.state.draft.forget()
+
+    def down(self, link: Link[ProposeRow, ProposalBatch], reason: str, *, nonsense: bool) -> None:
+        self._counters.draft_failures["unreadable" if nonsense else "link_lost"] += 1
+        self.health.probing = False
+        if nonsense:
+            self.health.take_out(reason, time.monotonic())
+        self._abandon()
+
+    def received(self, link: Link[ProposeRow, ProposalBatch], batch: ProposalBatch) -> None:
+        answers = decoding.receive_proposals(self._streams.states, batch)
+        now_s = time.monotonic()
+        proposed: list[ProposalAnswer] = []
+        plain: list[Stream] = []
+        slowest_s: dict[int, float] = {}
+        for answer in answers:
+            stream = self._streams[answer.state.stream_id]
+            link.done(answer.state.stream_id)
+            drafting = answer.state.phase is Phase.DRAFTING
+            if answer.status is Status.OK and answer.proposal.slots <= (answer.state.asked if drafting else 0):
+                self.health.good()
+                if drafting:
+                    proposed.append(answer)
+                    asked, took_s = answer.state.asked, now_s - stream.asked_s
+                    slowest_s[asked] = max(slowest_s.get(asked, 0.0), took_s)
+                continue
+            self._refusal(stream, answer, now_s)
+            if drafting:
+                decoding.back_to_plain(answer.state)
+                plain.append(stream)
+        for asked, took_s in slowest_s.items():
+            self._costs.draft.observe(asked, took_s)
+        if answers:
+            for observer in self._counters.on_step:
+                observer("draft", batch.timings)
+        if proposed:
+            self._proposed(proposed)
+        if plain:
+            self._plain(plain)
+
+    def _refusal(self, stream: Stream, answer: ProposalAnswer, now_s: float) -> None:
+        """What an item that was not served says about the draft."""
+        draft, status = answer.state.draft, answer.status
+        if status in (Status.NOT_FOUND, Status.ABORTED):
+            draft.forget()
+        elif status is Status.FAILED_PRECONDITION and answer.proposal.draft_cached < draft.held:
+            draft.give_up(held=answer.proposal.draft_cached)
+        elif status in (Status.RESOURCE_EXHAUSTED, Status.UNAVAILABLE):
+            draft.give_up()
+            stream.held_until_s = now_s + HOLD_S
+        else:
+            draft.forget()
+            stream.held_until_s = now_s + HOLD_S
+            self._counters.draft_failures["error"] += 1
+            message = answer.message or f"{answer.proposal.slots} slots instead of {answer.state.asked}"
+            if self.health.strike(f"it answered {status.name}: {message}", now_s):
+                self._abandon()
+
+    # ---- giving up ----
+
+    def _check_overdue(self, waited_for: Sequence[tuple[Stream, int]], limit_s: float) -> None:
+        """Gives up what has not been answered by now; several items of one message are one failure."""
+        overdue = [
+            stream
+            for stream, generation in waited_for
+            if stream.state.draft.outstanding is not None
+            and stream.state.draft.generation == generation
+            and time.monotonic() - stream.asked_s >= limit_s * 0.99
+        ]
+        if not overdue:
+            return
+        now_s = time.monotonic()
+        self._counters.draft_failures["overdue"] += len(overdue)
+        for gamma in {stream.state.asked for stream in overdue if stream.state.phase is Phase.DRAFTING}:
+            # It took at least this long; unless this is learnt, a draft that became slower stays overdue for ever.
+            self._costs.draft.observe(gamma, limit_s)
+        plain = self._give_up(overdue)
+        for stream in overdue:
+            stream.held_until_s = now_s + HOLD_S
+        if self.health.out_reason is not None:
+            self.health.probe_failed(now_s)
+        elif self.health.strike(f"no answer within {1_000 * limit_s:.0f} ms, twice in a row", now_s):
+            plain += self._give_up(list(self._streams))
+        self._plain(plain)
+
+    def _take_out(self, reason: str, *, banned: bool) -> None:
+        self.health.take_out(reason, time.monotonic(), banned=banned)
+        self._abandon()
+
+    def _abandon(self) -> None:
+        """Waits for the draft no longer, in any stream."""
+        if plain := self._give_up(list(self._streams)):
+            self._plain(plain)
+
+    def _give_up(self, streams: Sequence[Stream]) -> list[Stream]:
+        """Drops outstanding items; returns the streams that were waiting for one."""
+        drafting = []
+        for stream in streams:
+            state = stream.state
+            if state.draft.outstanding is None:
+                continue
+            if self.link is not None:
+                self.link.withdraw(state.stream_id)
+            if state.phase is Phase.DRAFTING:
+                decoding.back_to_plain(state)
+                drafting.append(stream)
+            else:
+                state.draft.give_up()
+        return drafting

@@ -1,0 +1,98 @@
+"""What goes into a decoding stream and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from outrider.sampling import Form, Rule, SamplingParams
+
+CutText = Callable[[Sequence[int]], int | None]
+"""Takes the tokens of an emission, in order and once; returns the index of the one that completes a stop string."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodingRequest:
+    """One answer to one prompt.
+
+    Attributes:
+        prompt_ids: at least one token.
+        params: after validation and defaults; `stop_token_ids` holds the end-of-sequence ids unless ignored.
+        seed: of all noise, or None for 64 bits from the operating system.
+        num_speculative_tokens: drafted tokens per round; 0 turns speculation off, None leaves it to the controller.
+        sample_index: which of a request's samples this is, below 2^16.
+        deadline_s: seconds from `Decoder.open` after which the stream ends in `DeadlineExceeded`.
+        cut_text: looks for stop strings, or None.
+    """
+
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int | None = None
+    rule: Rule = Rule.STANDARD
+    form: Form = Form.SPARSE
+    num_speculative_tokens: int | None = None
+    sample_index: int = 0
+    deadline_s: float = 600.0
+    cut_text: CutText | None = None
+
+    @property
+    def draws_dense(self) -> bool:
+        """Whether whole rows of q and p travel, because only the standard rule above temperature 0 needs them."""
+        return self.form is Form.DENSE and self.rejects
+
+    @property
+    def rejects(self) -> bool:
+        """Whether rounds are accepted by rejection sampling; otherwise drafted tokens must equal the target's own."""
+        return self.rule is Rule.STANDARD and not self.params.greedy
+
+
+class Emission(NamedTuple):
+    """Tokens that became part of the answer together.
+
+    Attributes:
+        tokens: in order; the last one may be a stop id.
+        drafted: parallel; whether the draft proposed the token and the rule accepted it.
+        finish_reason: "stop" or "length" with the last tokens, else None.
+        stop_token: the stop id that ended the answer, if one did.
+    """
+
+    tokens: tuple[int, ...]
+    drafted: tuple[bool, ...]
+    finish_reason: str | None
+    stop_token: int | None
+
+
+@dataclass(slots=True)
+class StreamStats:
+    """What speculation did for one stream, counted after the cut: tokens behind the end of the answer count nowhere.
+
+    Attributes:
+        rounds: rounds of any kind; every plain token is one.
+        num_spec_steps: rounds with at least one drafted slot.
+        num_draft_tokens: drafted slots sent to the target.
+        num_tested_tokens: drafted slots that the rule looked at; alpha-hat = accepted / tested.
+        num_accepted_draft_tokens: drafted tokens that became part of the answer.
+        acceptance_histogram: entry k counts the speculative rounds with k accepted.
+    """
+
+    rule: Rule = Rule.STANDARD
+    rounds: int = 0
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_tested_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    acceptance_histogram: list[int] = field(default_factory=list)
+
+    def count(self, drafted: int, tested: int, accepted: int) -> None:
+        """Adds one round; a plain one has nothing drafted."""
+        self.rounds += 1
+        if drafted:
+            self.num_spec_steps += 1
+            self.num_draft_tokens += drafted
+            self.num_tested_tokens += tested
+            self.num_accepted_draft_tokens += accepted
+            histogram = self.acceptance_histogram
+            if accepted >= len(histogram):
+                histogram.extend([0] * (accepted + 1 - len(histogram)))
+            histogram[accepted] += 1

@@ -1,0 +1,255 @@
+"""The targets as the decoder sees them: streams are placed, items posted and posted again, silence is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from coordinator import decoding
+from coordinator.config import DecoderConfig
+from coordinator.counters import Counters
+from coordinator.decoding import VerdictAnswer
+from coordinator.gamma import Costs
+from coordinator.link import Link
+from coordinator.links import TARGET
+from coordinator.parts import PartInfo, TargetFiles
+from coordinator.rows import VerifyRow
+from coordinator.state import Phase
+from coordinator.streams import Registry, Stream
+from outrider.errors import InvalidArgument, Mismatch, OutriderError, Status
+from outrider.seam import U32, VerdictBatch
+
+logger = logging.getLogger(__name__)
+
+TargetLink = Link[VerifyRow, VerdictBatch]
+
+SILENCE_FACTOR = 3.0
+SILENCE_S = 1.0
+"""A target is taken for dead after this many usual steps and this time without an answer (prefill apart)."""
+PREFILL_TOKENS = 64
+"""A target that lacks more than this of a stream is prefilling it, which takes as long as it takes."""
+BUSY_RETRY_S = (0.05, 1.0)
+"""Pause before an item that the target had no room for is posted again, first and at most."""
+MAX_REFUSALS = 8
+"""Refusals in a row of one item, without a word on room, that a stream survives."""
+
+
+class _Fingerprint(NamedTuple):
+    weight_hash: str
+    tokenizer_hash: str
+    vocab_rows: int
+
+
+class TargetSide:
+    """Owns the links to the targets.
+
+    Args:
+        streams: all open streams.
+        settled: takes the answers of a message that committed tokens.
+        failed: takes a stream that cannot go on, and why.
+        arrived: takes streams that were waiting for a target and have one now, before their first round.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        coordinator_id: bytes,
+        streams: Registry,
+        costs: Costs,
+        counters: Counters,
+        *,
+        settled: Callable[[list[VerdictAnswer]], None],
+        failed: Callable[[Stream, OutriderError], None],
+        arrived: Callable[[list[Stream]], None],
+    ) -> None:
+        self.links = [Link(TARGET, address, coordinator_id, self, config.credentials) for address in config.target]
+        self.files: TargetFiles | None = None
+        self.last_verdict_s: float | None = None
+        self._streams = streams
+        self._costs = costs
+        self._counters = counters
+        self._settled = settled
+        self._failed = failed
+        self._arrived = arrived
+        self._patience = 1.0
+
+    @property
+    def info(self) -> PartInfo | None:
+        """Of the first target that is up, or that was."""
+        infos = [link.info for link in self.links if link.is_up] or [self.files.info if self.files else None]
+        return infos[0]
+
+    # ---- posting ----
+
+    def post(self, stream: Stream, row: VerifyRow) -> None:
+        """Sends an item of a stream to its target, or keeps it until there is one."""
+        link = self._place(stream)
+        if link is None:
+            stream.state.target.give_up()
+            return
+        stream.posted_s = time.monotonic()
+        link.post(stream.state.stream_id, row)
+
+    def place(self, stream: Stream) -> bool:
+        """Finds the stream a target; False while none is up."""
+        return self._place(stream) is not None
+
+    def close(self, stream: Stream) -> None:
+        """The stream ended: the target frees what it holds of it."""
+        if stream.link is not None and stream.state.target.opened:
+            stream.link.close_stream(stream.state.stream_id)
+
+    def _place(self, stream: Stream) -> TargetLink | None:
+        if stream.link is not None and stream.link.is_up:
+            return stream.link
+        up = [link for link in self.links if link.is_up]
+        if not up:
+            return None
+        load = dict.fromkeys(up, 0)
+        for other in self._streams:
+            if other.link in load:
+                load[other.link] += 1
+        if stream.link is not None:
+            self.close(stream)
+            stream.state.target.forget()
+        stream.link = min(up, key=load.__getitem__)
+        return stream.link
+
+    def _post_again(self, stream: Stream) -> None:
+        """The round in flight once more: the same x and q, or what is left of the run."""
+        if stream.state.phase in (Phase.VERIFYING, Phase.RUNNING) and self._place(stream) is not None:
+            self._counters.reopened += not stream.state.target.opened
+            self.post(stream, decoding.resend(stream.state, stream_deadline_ms=stream.left_ms))
+
+    # ---- listening ----
+
+    async def admit(self, link: TargetLink, info: PartInfo) -> U32:
+        """Takes a target that is the same model as before, or any while nothing depends on it."""
+        fingerprint = _fingerprint(info)
+        if self.files is not None and fingerprint != _fingerprint(self.files.info):
+            if len(self._streams) or any(other.is_up for other in self.links):
+                raise Mismatch(
+                    f"serves another model ({info.model_id}) than the one in use ({self.files.info.model_id})"
+                )
+            self.files = None
+        if self.files is None:
+            files = await link.tokenizer_files()
+            self.files = TargetFiles(files, info)
+        return np.empty(0, np.uint32)
+
+    def up(self, link: TargetLink, *, new_instance: bool) -> None:
+        waiting = []
+        for stream in self._streams:
+            if stream.link is link and new_instance:
+                stream.state.target.forget()
+            if stream.link is None or stream.link is link or not stream.link.is_up:
+                if stream.state.phase is Phase.OPENED and self._place(stream) is not None:
+                    waiting.append(stream)
+                elif stream.state.target.outstanding is None:
+                    self._post_again(stream)
+        if waiting:
+            self._arrived(waiting)
+
+    def down(self, link: TargetLink, reason: str, *, nonsense: bool) -> None:
+        for stream in self._streams:
+            if stream.link is link:
+                stream.state.target.give_up()
+                # Another replica takes over at once; with none, the stream waits for this one.
+                if any(other.is_up for other in self.links):
+                    self._post_again(stream)
+
+    def received(self, link: TargetLink, batch: VerdictBatch) -> None:
+        info = self.files.info if self.files is not None else None
+        now_s = time.monotonic()
+        answers = decoding.receive_verdicts(self._streams.states, batch, info.max_model_len if info else 0)
+        if not answers:
+            return
+        self.last_verdict_s, self._patience = now_s, 1.0
+        self._learn(self._streams[answers[0].state.stream_id], batch, now_s)
+        settled = []
+        for answer in answers:
+            stream = self._streams[answer.state.stream_id]
+            if answer.state.target.outstanding is None:
+                link.done(answer.state.stream_id)
+            if answer.emission is not None:
+                stream.posted_s, stream.refusals = now_s, 0
+                settled.append(answer)
+            else:
+                self._refused(stream, answer)
+        if settled:
+            self._settled(settled)
+
+    def _learn(self, stream: Stream, batch: VerdictBatch, now_s: float) -> None:
+        timings = batch.timings
+        for observer in self._counters.on_step:
+            observer("target", timings)
+        if timings.step_tokens:
+            self._costs.target.observe(timings.step_tokens, (timings.forward_ms + timings.sample_ms) / 1_000)
+            self._costs.observe_link(now_s - stream.posted_s - timings.total_ms / 1_000)
+
+    def _refused(self, stream: Stream, answer: VerdictAnswer) -> None:
+        """An item that was not served: posted again where that can help, else the end of the stream."""
+        target, status = stream.state.target, answer.status
+        stream.refusals += 1
+        if status in (Status.RESOURCE_EXHAUSTED, Status.UNAVAILABLE):
+            target.give_up()
+            pause_s = min(BUSY_RETRY_S[0] * 2**stream.refusals, BUSY_RETRY_S[1])
+            generation = target.generation
+            asyncio.get_running_loop().call_later(pause_s, self._retry, stream, generation)
+        elif status in (Status.NOT_FOUND, Status.ABORTED) and stream.refusals < MAX_REFUSALS:
+            target.forget()
+            self._post_again(stream)
+        elif status is Status.FAILED_PRECONDITION and stream.refusals < MAX_REFUSALS:
+            if answer.cached_length < target.held:
+                target.give_up(held=answer.cached_length)
+            else:
+                target.forget()
+            self._post_again(stream)
+        elif status is Status.INVALID_ARGUMENT:
+            self._failed(stream, InvalidArgument("request", f"refused by the target: {answer.message}"))
+        else:
+            error = OutriderError(f"the target answered {status.name}: {answer.message}")
+            error.status = status
+            self._failed(stream, error)
+
+    def _retry(self, stream: Stream, generation: int) -> None:
+        if stream.state.target.generation == generation and stream.state.target.outstanding is None:
+            self._post_again(stream)
+
+    # ---- silence ----
+
+    def watch(self, now_s: float) -> None:
+        """Restarts the links of targets that owe an answer for too long; called a few times per second."""
+        for link in self.links:
+            if not link.is_up:
+                continue
+            owed = [
+                stream
+                for stream in self._streams
+                if stream.link is link
+                and stream.state.target.outstanding is not None
+                and stream.state.committed - stream.state.target.held <= PREFILL_TOKENS
+            ]
+            if not owed or not self._costs.target:
+                continue
+            rows = sum(1 + (s.state.proposal.slots if s.state.proposal else 0) for s in owed)
+            limit_s = self._patience * (SILENCE_FACTOR * self._costs.target.bound(rows) + SILENCE_S)
+            heard_s = max(self.last_verdict_s or 0.0, link.changed_s)
+            if now_s - max(heard_s, min(stream.posted_s for stream in owed)) > limit_s:
+                # Should the target merely have become slow, it gets more time after the reconnect.
+                self._patience *= 2
+                link.restart(f"no answer for {limit_s:.1f} s; connecting anew")
+            elif now_s - min(stream.posted_s for stream in owed) > 10 * limit_s:
+                for stream in owed:
+                    if now_s - stream.posted_s > 10 * limit_s:
+                        stream.state.target.give_up()
+                        self._post_again(stream)
+
+
+def _fingerprint(info: PartInfo) -> _Fingerprint:
+    return _Fingerprint(info.weight_hash, info.tokenizer_hash, info.vocab_rows)
