@@ -153,7 +153,7 @@ def check_slots(
 
 
 def _to_largest_fractions(fractions: NDArray[np.float64], missing: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """One more for the ``missing`` [n, 1] largest fractions of each row, ties in id order; none where nothing is missing."""
+    """One more for the ``missing`` [n, 1] largest fractions of each row, ties in id order; else none."""
     # Sorting values and counting ties is several times faster than a stable argsort.
     last = np.take_along_axis(np.sort(fractions, axis=1), fractions.shape[1] - np.maximum(missing, 1), axis=1)
     above, level = fractions > last, fractions == last
