@@ -21,17 +21,9 @@ from outrider.console import Downloads, Steps, announce, err, out, say, show_com
 from outrider.errors import OutriderError, Unavailable
 from outrider.fetch.cache import cache_root
 from outrider.fetch.reporter import megabytes
-from outrider.local.stack import (
-    DRAFT_PORT,
-    GENERATE_PORT,
-    HTTP_PORT,
-    TARGET_PORT,
-    StackOptions,
-    make_plan,
-    running,
-    running_state,
-)
+from outrider.local.stack import HTTP_PORT, StackOptions, make_plan, running, running_state
 from outrider.local.state import state_file, stop
+from outrider.rpc.options import COORDINATOR_PORT, DRAFT_PORT, TARGET_PORT
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -79,7 +71,7 @@ def up(
     served_model_name: Annotated[str | None, typer.Option(help="Name that the API answers to.")] = None,
     host: Annotated[str, typer.Option(help="Address of the API.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="HTTP port of the API.")] = HTTP_PORT,
-    grpc_port: Annotated[int, typer.Option(help="Port of the gRPC Generate service.")] = GENERATE_PORT,
+    grpc_port: Annotated[int, typer.Option(help="Port of the gRPC Generate service.")] = COORDINATOR_PORT,
     draft_port: Annotated[int, typer.Option(help="Port of the draft service (loopback).")] = DRAFT_PORT,
     target_port: Annotated[int, typer.Option(help="Port of the target service (loopback).")] = TARGET_PORT,
     num_speculative_tokens: Speculative = "auto",

@@ -20,8 +20,9 @@ from outrider.fetch.reporter import Reporter
 from outrider.local import devices, layout
 from outrider.local.state import StackState, held, read, state_file
 from outrider.local.supervisor import PartSpec, Supervisor
+from outrider.rpc.options import COORDINATOR_PORT, DRAFT_PORT, TARGET_PORT
 
-HTTP_PORT, GENERATE_PORT, DRAFT_PORT, TARGET_PORT = 8000, 50050, 50051, 50052
+HTTP_PORT = 8000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class StackOptions:
     served_model_name: str | None = None
     host: str = "127.0.0.1"
     port: int = HTTP_PORT
-    grpc_port: int = GENERATE_PORT
+    grpc_port: int = COORDINATOR_PORT
     draft_port: int = DRAFT_PORT
     target_port: int = TARGET_PORT
     num_speculative_tokens: str = "auto"
