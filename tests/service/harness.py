@@ -10,6 +10,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import grpc
 import numpy as np
 
+from draft_service.config import DraftConfig
+from draft_service.service import DraftService
 from outrider.rpc import codec
 from outrider.rpc.hello import Hello, HelloReply, hello_reply_from_pb, hello_to_pb
 from outrider.rpc.options import channel_options
@@ -88,6 +90,18 @@ class RawLink(Generic[Request, Reply]):
 async def channel_to(port: int) -> AsyncIterator[grpc.aio.Channel]:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=channel_options()) as channel:
         yield channel
+
+
+@asynccontextmanager
+async def draft_service(model: str, *, lease_s: float = 10.0, **fields: Any) -> AsyncIterator[int]:
+    """A draft service that is ready; yields its port."""
+    service = DraftService(DraftConfig(model=model, port=0, **fields), lease_s)
+    port = await service.start()
+    try:
+        await service.ready()
+        yield port
+    finally:
+        await service.stop()
 
 
 @asynccontextmanager
