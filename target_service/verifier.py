@@ -101,7 +101,7 @@ class Verifier:
 
     def finish(self, step: Step[Pieces], logits: torch.Tensor, timing: StepTiming) -> None:
         """Judges and answers the rounds that the step completed."""
-        judging = time.monotonic()
+        judging = self._clock()
         complete: list[tuple[Piece, Stream]] = []
         for piece, span in zip(step.payload, step.spans, strict=True):
             stream = self._intake[piece.stream_id]
@@ -110,7 +110,7 @@ class Verifier:
                 complete.append((piece, stream))
         rounds = [_round(stream) for _, stream in complete]
         verdicts = judge(logits, rounds) if rounds else []
-        now = time.monotonic()
+        now = self._clock()
         queue_s = sum(timing.started - stream.item.ready_s for _, stream in complete if stream.item is not None)
         timings = Timings(
             queue_ms=1_000 * queue_s / max(len(complete), 1),
