@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.distribution import truncate
+from outrider.engine.filters import largest
 
 F64 = NDArray[np.float64]
 U64 = NDArray[np.uint64]
 Ints = NDArray[np.int64]
 
 # Elements worked on at once. On the CPU a few rows that stay in its cache; on a GPU a bound on the workspace.
-_CPU_CHUNK = 1 << 17
+_CPU_CHUNK = 1 << 18
 _CUDA_CHUNK = 1 << 26
 
 # Above this share of p removed by q the residual is checked for being empty.
@@ -30,10 +31,8 @@ _NEARLY_ALL = 0.99
 _FIRST_MULTIPLIER = 0x7FEB352D
 _SECOND_MULTIPLIER = 0x846CA68B - (1 << 32)
 
-# A single-precision score differs from the exact one by at most a quarter: v rounds to 24 bits, so that e is wrong by a
-# few units of 2^-24 / (1 - v) until 1 - v itself vanishes, where e is 16.6 instead of up to 22.2.
-_SCREEN = 0.7
-_LARGEST_V = 1 - 2.0**-24
+# Rounding of a single-precision quotient of two single-precision numbers, with room to spare.
+_ROUNDING = 1e-6
 
 
 class DraftRows(NamedTuple):
@@ -90,7 +89,8 @@ def residual(p: Tensor, rows: NDArray[np.integer], ids: NDArray[np.integer], q: 
 def coupled_choice(p: Tensor, row_keys: U64) -> Ints:
     """The token of each row under shared Gumbel noise, argmax p / e; the twin of `noise.coupled_choice`.
 
-    Scores are computed in single precision first; the few ids that come near the best are scored again in double.
+    Only ids that can win get a logarithm: e = -log1p(-v) >= v, so an id whose p / v does not reach the p / e of some
+    other id has lost. The id with the largest p / v sets that bar; few are left above it.
 
     Args:
         p: [n, vocab] float32 weights.
@@ -104,14 +104,21 @@ def coupled_choice(p: Tensor, row_keys: U64) -> Ints:
     token_ids = torch.arange(p.shape[1], dtype=torch.int32, device=device)
     chosen = np.empty(len(p), np.int64)
     for rows in _chunks(p):
+        weights = p[rows]
         words = gumbel_words(low[rows], high[rows], token_ids).bitwise_and_(0x7FFFFFFF)
-        v = words.to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=_LARGEST_V)
-        score = p[rows] / v.neg_().log1p_().neg_()
-        row, token = (score >= _SCREEN * score.amax(dim=1, keepdim=True)).nonzero(as_tuple=True)
-        noise = (words[row, token].to(torch.float64) + 0.5).mul_(2.0**-31).neg_().log1p_().neg_()
-        exact = (p[rows][row, token].to(torch.float64) / noise).cpu().numpy()
-        chosen[rows] = _first_best(row.cpu().numpy(), token.cpu().numpy(), exact, rows.stop - rows.start)
+        bound = weights / words.to(torch.float32).add_(0.5)
+        likely = bound.argmax(dim=1, keepdim=True)
+        bar = _score(weights.gather(1, likely), words.gather(1, likely)) * (2.0**-31 * (1 - _ROUNDING))
+        row, token = (bound >= bar).nonzero(as_tuple=True)
+        scores = _score(weights[row, token], words[row, token])
+        chosen[rows] = _first_best(row.cpu().numpy(), token.cpu().numpy(), scores.cpu().numpy(), len(weights))
     return chosen
+
+
+def _score(weights: Tensor, words: Tensor) -> Tensor:
+    """p / e in double precision; `words` are 31-bit."""
+    v = (words.to(torch.float64) + 0.5) * 2.0**-31
+    return weights.to(torch.float64) / -torch.log1p(-v)
 
 
 def gumbel_words(low: Tensor, high: Tensor, token_ids: Tensor) -> Tensor:
@@ -138,18 +145,17 @@ def draft_distribution(p: Tensor, draft_top_k: int, mass: float = 0.995, exclude
     """
     if excluded is not None:
         p = p.masked_fill(excluded, 0.0)
-    top = p.topk(min(draft_top_k, p.shape[1]), dim=1)
-    probs = top.values.to(torch.float64).cpu().numpy()
+    values, ids = largest(p, min(draft_top_k, p.shape[1]))
+    probs = values.to(torch.float64).cpu().numpy()
     keep = truncate(probs, mass)
     probs[np.arange(probs.shape[1]) >= keep[:, None]] = 0.0
-    return DraftRows(top.indices.cpu().numpy(), probs)
+    return DraftRows(ids.cpu().numpy(), probs)
 
 
 def _first_best(rows: Ints, tokens: Ints, scores: F64, n: int) -> Ints:
-    """The token of the best score of each of n rows; entries come in row and token order, the first of equals wins."""
+    """The token of the best score of each of n rows, every row having an entry; the lowest of equals."""
     order = np.lexsort((tokens, -scores, rows))
-    first = np.searchsorted(rows[order], np.arange(n))
-    return tokens[order][np.minimum(first, len(order) - 1)]
+    return tokens[order][np.searchsorted(rows[order], np.arange(n))]
 
 
 def _chunks(weights: Tensor) -> Iterator[slice]:
