@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -132,13 +132,14 @@ class Front:
         prepared = await asyncio.to_thread(prepare, query, self.model, self.config.policy)
         if self._admission is None or not self._backend.state.targets_up:
             raise Unavailable("no target answers")
-        async with self._admission.slots(len(prepared.requests), prepared.timeout_s):
-            streams = [self._backend.open(request) for request in prepared.requests]
+        async with self._admission.slots(len(prepared.requests), prepared.timeout_s), AsyncExitStack() as stack:
+            streams = []
+            for request in prepared.requests:
+                streams.append(self._backend.open(request))
+                stack.push_async_callback(streams[-1].aclose)
             answer = Answer(prepared, streams, self.metrics, arrived_s)
-            try:
-                yield answer
-            finally:
-                await answer.aclose()
+            stack.push_async_callback(answer.aclose)
+            yield answer
 
     async def _load(self) -> None:
         while self._model is None:

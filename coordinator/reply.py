@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from coordinator.answer import Answer, Piece
@@ -25,18 +26,19 @@ IGNORED_HEADER = "x-outrider-ignored-fields"
 _LONGEST_HEADER = 1_000
 
 
-class Reply:
-    """An ASGI response.
+class Reply(Response):
+    """An ASGI response that makes its status, headers and body as it goes.
 
     The first piece is awaited before anything is sent, so that whatever fails before it has its own status. An error
     behind it is a frame of the stream.
     """
 
     def __init__(self, front: Front, query: Query, shape: Shape) -> None:
+        super().__init__()
         self._front = front
         self._query = query
         self._shape = shape
-        self._headers = _ignored_header(shape.ignored)
+        self._extra_headers = _ignored_header(shape.ignored)
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,7 +80,7 @@ class Reply:
             self._started = True
             # Proxies that buffer would turn the stream into one late answer.
             headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-            await _start(send, 200, {**headers, "x-accel-buffering": "no", **self._headers})
+            await _start(send, 200, {**headers, "x-accel-buffering": "no", **self._extra_headers})
         if frame is not None:
             await send({"type": "http.response.body", "body": frame, "more_body": True})
 
@@ -94,7 +96,7 @@ class Reply:
     ) -> None:
         body = json.dumps(value, separators=(",", ":")).encode()
         fixed = {"content-type": "application/json", "content-length": str(len(body))}
-        await _start(send, status, {**fixed, **self._headers, **(headers or {})})
+        await _start(send, status, {**fixed, **self._extra_headers, **(headers or {})})
         await send({"type": "http.response.body", "body": body})
 
 

@@ -36,9 +36,9 @@ class Tokenizer:
         self._bos_id = bos_id
         self._template = template
         self.size: int = backend.get_vocab_size(with_added_tokens=True)
-        self.special_ids = frozenset(
-            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
-        )
+        added = backend.get_added_tokens_decoder()
+        self._special_by_text = {token.content: token_id for token_id, token in added.items() if token.special}
+        self.special_ids = frozenset(self._special_by_text.values())
 
     @classmethod
     def from_files(cls, files: Mapping[str, bytes], chat_template: str | None = None) -> Tokenizer:
@@ -65,8 +65,12 @@ class Tokenizer:
         return cls(backend, backend.token_to_id(bos) if bos else None, template)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a prompt's text, with what the model's tokenizer adds; its beginning-of-sequence id at most once."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=True).ids
+        """Ids of a prompt's text, with what the model's tokenizer adds; its beginning-of-sequence id at most once.
+
+        Raises:
+            UnicodeError: the text holds half of a surrogate pair.
+        """
+        ids = self._ids(text, add_special_tokens=True)
         if self._bos_id is not None and ids[:2] == [self._bos_id, self._bos_id]:
             del ids[0]  # the text was rendered by a chat template and begins with it already
         return ids
@@ -76,13 +80,13 @@ class Tokenizer:
 
         Raises:
             InvalidArgument: no template, or it rejects the conversation.
+            UnicodeError: as in `encode`.
         """
         if self._template is None:
             raise InvalidArgument(
                 "messages", "the model has no chat template; start the coordinator with --chat-template FILE"
             )
-        ids: list[int] = self._backend.encode(self._template.render(messages, **options), add_special_tokens=False).ids
-        return ids
+        return self._ids(self._template.render(messages, **options), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of complete ids."""
@@ -90,8 +94,7 @@ class Tokenizer:
 
     def special_id(self, text: str) -> int | None:
         """The special id that is written `text`, or None."""
-        token_id = self._backend.token_to_id(text)
-        return token_id if token_id in self.special_ids else None
+        return self._special_by_text.get(text)
 
     def detokenizer(self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True) -> Detokenizer:
         """Incremental decoding of an answer to this prompt."""
@@ -100,6 +103,10 @@ class Tokenizer:
             return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
 
         return Detokenizer(decode, self.special_ids if skip_special_tokens else frozenset(), prompt_ids)
+
+    def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        text.encode()  # JSON can carry what is no text; the library would take it for a wrong type
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
 
 def _bytes(chat_template: str | None) -> Tokenizer:

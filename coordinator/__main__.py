@@ -1,0 +1,112 @@
+"""`python -m coordinator`: starts a private Ray, the Serve application in it, and waits for a signal."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+from coordinator.arguments import Addresses, Options, parse
+from coordinator.ray_local import local_ray
+from outrider.errors import OutriderError, Unavailable
+from outrider.phases import announce
+
+logger = logging.getLogger("coordinator")
+
+_POLL_S = 0.1
+
+
+def main() -> int:
+    options = parse()
+    logging.basicConfig(
+        level=options.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        addresses = _claim(options.addresses)
+        announce("load", "starting Ray")
+        with local_ray():
+            _serve(replace(options, addresses=addresses))
+    except OutriderError as error:
+        logger.error("%s", error)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _serve(options: Options) -> None:
+    from coordinator import serve  # imports Ray, whose settings are made by `local_ray`
+
+    stop = _StopSignal()
+    handle = serve.run(options)
+    announce("load", "waiting for the target")
+    while not stop.wait(_POLL_S):
+        status = handle.status.remote().result()
+        if not status.reason:
+            announce("ready", f"{status.model} at {serve.url(options.addresses)}, gRPC port {status.grpc_port}")
+            break
+    stop.wait(None)
+    logger.info("draining for up to %g s", options.drain_timeout_s)
+    handle.drain.remote(options.drain_timeout_s).result()
+
+
+class _StopSignal:
+    """The first SIGTERM or SIGINT asks to drain, the second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+        # Ray installs handlers of its own when it starts, so these come after it.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether the signal came within the time."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._asked.is_set() and (end is None or time.monotonic() < end):
+            self._asked.wait(0.5 if end is None else max(0.0, end - time.monotonic()))
+        return self._asked.is_set()
+
+    def _handle(self, *_: Any) -> None:
+        if self._asked.is_set():
+            _leave()
+        self._asked.set()
+
+
+def _leave(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _claim(addresses: Addresses) -> Addresses:
+    """Free ports where none was named; Ray would report a busy one only in its log files.
+
+    Raises:
+        Unavailable: a port is taken, or the address is not this machine's.
+    """
+    return replace(
+        addresses,
+        port=_free_port(addresses.host, addresses.port, "--port"),
+        grpc_port=_free_port(addresses.host, addresses.grpc_port, "--grpc-port"),
+    )
+
+
+def _free_port(host: str, port: int, flag: str) -> int:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise Unavailable(
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another port with {flag}"
+        ) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

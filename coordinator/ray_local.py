@@ -1,0 +1,71 @@
+"""A Ray of the coordinator's own on this machine, beside whatever other Ray there is.
+
+It has its own directory, ports and secret token, takes no part in any cluster that an environment variable or a file
+names, writes nothing to the user's home, sends no usage statistics, and ends with the coordinator however that ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from coordinator import keeper
+
+logger = logging.getLogger(__name__)
+
+_OBJECT_STORE_BYTES = 80 << 20
+"""Nothing of size passes through the object store; this is close to the least that Ray takes."""
+_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_COLOR_PREFIX": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+@contextmanager
+def local_ray() -> Iterator[Path]:
+    """Starts it, and stops it at the end; yields its directory. Ray must not have been imported before."""
+    _isolate()
+    # Unix sockets lie below this directory and their paths may have 107 bytes; TMPDIR is often longer than that allows.
+    directory = Path(tempfile.mkdtemp(prefix="outrider-", dir="/tmp"))
+    watcher = subprocess.Popen(
+        [sys.executable, "-I", keeper.__file__, str(directory)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # whatever kills the coordinator's process group must not kill this
+    )
+    import ray
+
+    try:
+        ray.init(
+            address="local",
+            _temp_dir=str(directory),
+            _node_ip_address="127.0.0.1",
+            num_cpus=0,
+            num_gpus=0,
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            configure_logging=False,
+        )
+        yield directory
+    finally:
+        ray.shutdown()
+        assert watcher.stdin is not None
+        watcher.stdin.close()
+        watcher.wait()
+
+
+def _isolate() -> None:
+    """No setting of another Ray reaches this one, neither an address nor a token."""
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        del os.environ[name]
+    os.environ.update(_SETTINGS, RAY_AUTH_TOKEN=secrets.token_hex(32))

@@ -1,0 +1,115 @@
+"""The Ray Serve application: the doors of one coordinator in a replica of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from typing import Any, NamedTuple
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.config import HTTPOptions, ProxyLocation
+from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import LoggingConfig
+
+from coordinator.app import build_app
+from coordinator.arguments import Addresses, Options
+from coordinator.decoder import Decoder
+from coordinator.front import Front
+from coordinator.servicer import CoordinatorServicer
+from outrider.errors import Unavailable
+from outrider.rpc.options import COORDINATOR_SERVICE_NAME
+from outrider.rpc.server import Server
+from outrider.v1 import coordinator_pb2_grpc
+
+APPLICATION = "outrider"
+_MAX_ONGOING_REQUESTS = 100_000
+"""Serve's own limit (5 by default) must never be the one that is reached: admission refuses with a proper error."""
+_MAX_MESSAGE_BYTES = 16 << 20
+_QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
+_HEALTH_POLL_S = 0.2
+
+
+class Status(NamedTuple):
+    """What the launcher waits for.
+
+    Attributes:
+        reason: why requests are not taken, or empty.
+        model: name of the served model, or empty.
+        heavy_modules: imported modules that a coordinator must do without.
+    """
+
+    reason: str
+    model: str
+    grpc_port: int
+    heavy_modules: tuple[str, ...]
+
+
+@serve.ingress()
+class Coordinator:
+    """One coordinator: the HTTP application, the gRPC server and the decoder on one event loop."""
+
+    async def __init__(self, options: Options) -> None:  # type: ignore[misc]  # Serve awaits it
+        logging.basicConfig(level=options.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self._front = Front(Decoder(options.decoder), options.front)
+        self._server = Server(COORDINATOR_SERVICE_NAME, message_limit=_MAX_MESSAGE_BYTES)
+        servicer = CoordinatorServicer(self._front)
+        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(servicer, self._server.grpc)
+        self._grpc_port = await self._server.start(options.addresses.host, options.addresses.grpc_port)
+        await self._front.start()
+        self._health = asyncio.create_task(self._report_health())
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called by Serve after the constructor."""
+        return build_app(lambda: self._front)
+
+    async def status(self) -> Status:
+        """Whether requests are taken."""
+        reason = self._front.readiness.reason
+        heavy = tuple(name for name in ("torch", "transformers") if name in sys.modules)
+        return Status(reason, "" if reason else self._front.model.name, self._grpc_port, heavy)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new requests, let the others end within `timeout_s` seconds, and close the gRPC door."""
+        self._health.cancel()
+        await self._server.stop(self._front.drain, timeout_s)
+        await self._front.close()
+
+    async def _report_health(self) -> None:
+        while True:
+            ready = not self._front.readiness.reason
+            if ready != self._server.serving:
+                await self._server.set_serving(value=ready)
+            await asyncio.sleep(_HEALTH_POLL_S)
+
+
+def run(options: Options) -> DeploymentHandle[Any]:
+    """Start the application in the Ray that this process is connected to; returns when it answers.
+
+    Raises:
+        Unavailable: Serve gave up on it.
+    """
+    addresses = options.addresses
+    serve.start(
+        http_options=HTTPOptions(host=addresses.host, port=addresses.port, location=ProxyLocation.HeadOnly),
+        logging_config=_QUIET,
+    )
+    deployment = serve.deployment(
+        name="coordinator",
+        max_ongoing_requests=_MAX_ONGOING_REQUESTS,
+        graceful_shutdown_timeout_s=options.drain_timeout_s,
+        ray_actor_options={"num_cpus": 0},
+        logging_config=_QUIET,
+    )
+    try:
+        application = deployment(Coordinator).bind(options)
+        return serve.run(application, name=APPLICATION, route_prefix="/", logging_config=_QUIET)
+    except RuntimeError as error:
+        raise Unavailable(f"the Ray Serve application did not start: {error}") from error
+
+
+def url(addresses: Addresses) -> str:
+    """Where the HTTP door is."""
+    host = f"[{addresses.host}]" if ":" in addresses.host else addresses.host
+    return f"http://{host}:{addresses.port}/v1"

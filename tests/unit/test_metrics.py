@@ -1,0 +1,108 @@
+"""Prometheus series: all of them are there from the start, and every one is moved by what it counts."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from coordinator.counters import Counters
+from coordinator.decoding_series import DecodingSeries
+from coordinator.front import FrontConfig
+from outrider.errors import DeadlineExceeded
+from outrider.seam import Timings
+from tests.scripted_decoder import MODEL, ScriptedDecoder, http_client
+
+MOVED_BY_REQUESTS = {
+    "outrider:prompt_tokens_total",
+    "outrider:generation_tokens_total",
+    "outrider:request_success_total{finished_reason=stop}",
+    "outrider:request_success_total{finished_reason=length}",
+    "outrider:request_success_total{finished_reason=error}",
+    "outrider:request_rejected_total{status=400}",
+    "outrider:request_rejected_total{status=404}",
+    "outrider:ignored_request_fields_total",
+    "outrider:time_to_first_token_seconds_count",
+    "outrider:inter_token_latency_seconds_count",
+    "outrider:e2e_request_latency_seconds_count",
+    "outrider:spec_decode_num_drafts_total",
+    "outrider:spec_decode_num_draft_tokens_total",
+    "outrider:spec_decode_num_tested_tokens_total",
+    "outrider:spec_decode_num_accepted_tokens_total",
+    "outrider:spec_decode_num_accepted_tokens_per_pos_total{position=0}",
+    "outrider:spec_decode_num_accepted_tokens_per_pos_total{position=1}",
+}
+EXIST = {
+    "outrider:num_requests_running",
+    "outrider:num_requests_waiting",
+    "outrider:draft_failures_total{reason=overdue}",
+    "outrider:draft_skipped_total{reason=no_draft}",
+    "outrider:gamma_count",
+    "outrider:step_seconds_count{side=draft,stage=forward}",
+    "outrider:step_seconds_count{side=target,stage=total}",
+    "outrider:request_success_total{finished_reason=abort}",
+    "outrider:request_rejected_total{status=429}",
+}
+
+
+def samples(text: str) -> dict[str, float]:
+    """Values by name and labels."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f"{key}={value}" for key, value in sample.labels.items())
+            found[sample.name + (f"{{{labels}}}" if labels else "")] = sample.value
+    return found
+
+
+async def test_every_series_exists_from_the_start_and_requests_move_theirs() -> None:
+    """Guards dashboards against series that are absent until first use, or 0 for ever."""
+    decoder = ScriptedDecoder(round_size=3)
+    good = {"model": MODEL, "prompt": "hi"}
+    async with http_client(decoder, FrontConfig(max_speculative_tokens=4)) as client:
+        before = samples((await client.get("/metrics")).text)
+        assert before.keys() >= MOVED_BY_REQUESTS | EXIST
+        for body in (
+            {**good, "max_tokens": 6},
+            {**good, "stop": "c"},
+            {**good, "surprise": 1},
+            {**good, "n": 0},
+            {**good, "model": "x"},
+        ):
+            await client.post("/v1/completions", json=body)
+        decoder.error = DeadlineExceeded("late")
+        await client.post("/v1/completions", json=good)
+        after = samples((await client.get("/metrics")).text)
+    assert {name for name in MOVED_BY_REQUESTS if not after[name] > before[name]} == set()
+    assert after["outrider:num_requests_running"] == 0
+
+
+async def test_counters_equal_what_was_sent() -> None:
+    """Guards against tokens behind the stop in the counters, and against a round counted twice."""
+    async with http_client(ScriptedDecoder(round_size=3)) as client:
+        body = {"model": MODEL, "prompt": "hi", "max_tokens": 8}
+        usage = (await client.post("/v1/completions", json=body)).json()["usage"]
+        found = samples((await client.get("/metrics")).text)
+    assert found["outrider:prompt_tokens_total"] == usage["prompt_tokens"]
+    assert found["outrider:generation_tokens_total"] == usage["completion_tokens"] == 8
+    assert found["outrider:spec_decode_num_drafts_total"] == 3
+    assert found["outrider:spec_decode_num_accepted_tokens_total"] == 5
+    assert found["outrider:inter_token_latency_seconds_count"] == 5
+
+
+def test_the_decoding_loop_s_counts_are_exported() -> None:
+    """Guards gamma, failures, skips and step times, which no scripted decoder moves."""
+    counters = Counters()
+    series = DecodingSeries(counters, 4)
+    counters.gamma[3] += 2
+    counters.draft_failures["overdue"] += 1
+    counters.draft_skipped["no_draft"] += 5
+    for notice in counters.on_step:
+        notice("target", Timings(queue_ms=1, forward_ms=20, sample_ms=2, total_ms=25))
+    found = {
+        (sample.name, *sample.labels.values()): sample.value for family in series.collect() for sample in family.samples
+    }
+    assert found["outrider:gamma_sum",] == 6
+    assert found["outrider:gamma_count",] == 2
+    assert found["outrider:gamma_bucket", "2.0"] == 0
+    assert found["outrider:draft_failures_total", "overdue"] == 1
+    assert found["outrider:draft_skipped_total", "no_draft"] == 5
+    assert found["outrider:step_seconds_sum", "target", "forward"] == 0.02
