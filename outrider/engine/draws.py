@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.distribution import truncate
-from outrider.engine.filters import largest
+from outrider.engine.top import argmax, at_least, largest
 
 F64 = NDArray[np.float64]
 U64 = NDArray[np.uint64]
@@ -107,9 +107,9 @@ def coupled_choice(p: Tensor, row_keys: U64) -> Ints:
         weights = p[rows]
         words = gumbel_words(low[rows], high[rows], token_ids).bitwise_and_(0x7FFFFFFF)
         bound = weights / words.to(torch.float32).add_(0.5)
-        likely = bound.argmax(dim=1, keepdim=True)
+        likely = argmax(bound).ids
         bar = _score(weights.gather(1, likely), words.gather(1, likely)) * (2.0**-31 * (1 - _ROUNDING))
-        row, token = (bound >= bar).nonzero(as_tuple=True)
+        row, token = at_least(bound, bar)
         scores = _score(weights[row, token], words[row, token])
         chosen[rows] = _first_best(row.cpu().numpy(), token.cpu().numpy(), scores.cpu().numpy(), len(weights))
     return chosen

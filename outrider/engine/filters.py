@@ -15,16 +15,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from outrider.engine.top import largest
+
 # How many of the largest values are looked at first.
 _TOP = 64
-# Ids per block when they are searched: the largest values of a row lie in the blocks with the largest maxima.
-_BLOCK = 32
 
 # A set that misses top_p by less is taken to reach it: probabilities carry float32 rounding, and .9 in it is below 0.9.
 _SLACK = 1e-6
 
-# Rows that go through radix selection at once; its histograms take half a megabyte each.
-_RADIX_ROWS = 64
+# Rows that go through radix selection at once, by device; its histograms take half a megabyte each.
+_RADIX_ROWS = {"cpu": 2, "cuda": 64}
 _HALF_BITS = 16
 _LOW_HALF = (1 << _HALF_BITS) - 1
 # The upper half of 1.0, the largest probability, rounded up generously.
@@ -50,7 +50,7 @@ def cut(p: Tensor, filters: Filters) -> Tensor:
     cuts = _cut_sorted(values, filters, whole=values.shape[1] == p.shape[1])
     out = torch.zeros_like(p).scatter_(1, ids, cuts.weights)
     rest = (~cuts.is_final).nonzero().flatten()
-    for rows in rest.split(_RADIX_ROWS):
+    for rows in rest.split(_RADIX_ROWS[p.device.type]):
         out[rows] = _cut_unsorted(p[rows], filters)
     return out
 
@@ -135,17 +135,3 @@ def _keep(p: Tensor, level: Tensor, extra: Tensor) -> Tensor:
 def _mass(p: Tensor) -> Tensor:
     """Sum of each row, float64 [rows, 1]; a running one, because torch's sum of a single row splits it over threads."""
     return p.cumsum(dim=1, dtype=torch.float64)[:, -1:]
-
-
-def largest(p: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """`p.topk(k)` by way of the blocks that can hold the k largest values; several times faster on a large row."""
-    blocks = p.shape[1] // _BLOCK
-    if blocks < 2 * k:
-        return p.topk(k, dim=1)
-    tail = torch.arange(blocks * _BLOCK, p.shape[1], device=p.device).expand(len(p), -1)
-    maxima = p[:, : blocks * _BLOCK].unflatten(1, (blocks, _BLOCK)).amax(dim=2)
-    chosen = maxima.topk(k, dim=1).indices
-    members = (chosen[:, :, None] * _BLOCK + torch.arange(_BLOCK, device=p.device)).flatten(1)
-    candidates = torch.cat((members, tail), dim=1)
-    best = p.gather(1, candidates).topk(k, dim=1)
-    return best.values, candidates.gather(1, best.indices)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from outrider.engine.edits import RowContext, edit
 from outrider.engine.filters import Filters, cut
+from outrider.engine.top import argmax
 from outrider.errors import InvalidArgument, NonFiniteLogits, OutriderError
 
 
@@ -65,19 +66,17 @@ def process(logits: Tensor, rows: Sequence[RowContext]) -> Processed:
     for i, row in enumerate(rows):
         groups.setdefault(_shape(row, logits.shape[1]), []).append(i)
     faults: dict[int, OutriderError] = {}
-    p = logits.new_empty((0, logits.shape[1])) if not rows else None
+    p = torch.empty_like(logits)
     for shape, members in groups.items():
         block = _edited(logits, rows, members, plain=shape.plain)
         part, faulty = _one_hot(block) if shape.greedy else _distribution(block, shape)
         for i in faulty:
             faults[members[i]] = _fault(logits[members[i]])
             part[i] = 0
-        if len(groups) == 1:
+        if len(members) == len(rows):
             p = part
         else:
-            p = torch.empty_like(logits) if p is None else p
             p[torch.tensor(members, device=logits.device)] = part
-    assert p is not None
     return Processed(p, faults)
 
 
@@ -93,9 +92,9 @@ def greedy(logits: Tensor, rows: Sequence[RowContext]) -> Choice:
     for plain in (True, False):
         members = [i for i, row in enumerate(rows) if row.params.plain is plain]
         if members:
-            best = _edited(logits, rows, members, plain=plain).max(dim=1)
-            faults.update((members[i], _fault(logits[members[i]])) for i in _faulty(best.values))
-            ids[torch.tensor(members, device=logits.device)] = best.indices
+            best = argmax(_edited(logits, rows, members, plain=plain))
+            faults.update((members[i], _fault(logits[members[i]])) for i in _faulty(best.values[:, 0]))
+            ids[torch.tensor(members, device=logits.device)] = best.ids[:, 0]
     return Choice(ids, faults)
 
 
@@ -130,9 +129,8 @@ def _fault(raw: Tensor) -> OutriderError:
 
 
 def _one_hot(logits: Tensor) -> _Block:
-    best = logits.max(dim=1, keepdim=True)
-    faulty = _faulty(best.values[:, 0])
-    return _Block(torch.zeros_like(logits).scatter_(1, best.indices, 1.0), faulty)
+    best = argmax(logits)
+    return _Block(torch.zeros_like(logits).scatter_(1, best.ids, 1.0), _faulty(best.values[:, 0]))
 
 
 def _distribution(logits: Tensor, shape: _Shape) -> _Block:
