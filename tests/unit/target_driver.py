@@ -63,7 +63,7 @@ class Link:
     def take(self) -> list[Verdict]:
         """Everything answered since the last call."""
         batches, self.batches = self.batches, []
-        return [verdict for batch in batches for verdict in _rows(batch)]
+        return [verdict for batch in batches for verdict in rows_of(batch)]
 
 
 class Target:
@@ -316,7 +316,8 @@ def _slots(drafts: list[Draft]) -> Slots:
     )
 
 
-def _rows(batch: VerdictBatch) -> list[Verdict]:
+def rows_of(batch: VerdictBatch) -> list[Verdict]:
+    """The reply items of a batch."""
     replies = batch.replies
     ends = np.cumsum(batch.slots_done, dtype=np.int64)
     return [

@@ -1,0 +1,41 @@
+"""`python -m target_service --model FOLDER|stub:...`: see `config.TargetConfig` for the flags."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from outrider.engine.blas import pin_blas
+from outrider.errors import OutriderError
+from outrider.rpc.server import run
+from target_service.config import TargetConfig, parse
+from target_service.service import TargetService
+
+
+async def serve(config: TargetConfig) -> None:
+    """Start, load, serve, drain."""
+    service = TargetService(config)
+    await service.start()
+    try:
+        await service.ready()
+        await service.run()
+    except BaseException:
+        await service.stop()
+        raise
+
+
+def main() -> int:
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s target %(levelname)s %(name)s: %(message)s"
+    )
+    pin_blas()
+    try:
+        config = parse(sys.argv[1:])
+    except OutriderError as error:
+        logging.getLogger("target_service").error("%s", error)
+        return 2
+    return run(serve(config))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

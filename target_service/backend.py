@@ -1,0 +1,151 @@
+"""The engine behind the target service: its thread, its model, and the verifier that serves from it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import cast
+
+from outrider.engine.block_manager import BlockManager
+from outrider.engine.config import Dtype, EngineConfig
+from outrider.engine.model import LoadedModel, load_model
+from outrider.engine.runner import Runner
+from outrider.engine.stub import StubSpec, is_stub, parse
+from outrider.engine.stub_model import StubModel, load_stub
+from outrider.errors import InvalidArgument, ModelUnavailable
+from outrider.rpc import tokenizer_files
+from outrider.rpc.info import ServiceInfo, Serving, model_info
+from outrider.vocabulary import Vocabulary
+from target_service.config import TargetConfig
+from target_service.intake import Message
+from target_service.verifier import Limits, Pieces, Verifier
+
+logger = logging.getLogger(__name__)
+
+_STUCK_AFTER_S = 60.0
+"""A single step that takes longer than this counts as hung."""
+
+
+class Backend:
+    """Verifies with a model, or a stub of one, in the engine thread.
+
+    Args:
+        config: of the service.
+        on_fatal: called, in the engine thread, when the engine stops for good.
+        lease_s: how long a lost link's streams are kept.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+
+    def __init__(self, config: TargetConfig, on_fatal: Callable[[BaseException], None], lease_s: float) -> None:
+        self._config = config
+        self._engine_config = _engine_config(config)
+        self._stub = _parse_stub(config.model)
+        self._lease_s = lease_s
+        self._runner: Runner[Message, Pieces] = Runner(self._build, on_fatal=on_fatal)
+        self._model: LoadedModel | StubModel | None = None
+        self._vocabulary: Vocabulary | None = None
+        self._block_manager: BlockManager | None = None
+        self._verifier: Verifier | None = None
+
+    @property
+    def ready(self) -> Future[None]:
+        """Resolves when the model is loaded, or holds the reason why it is not."""
+        return self._runner.ready
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a step hangs."""
+        running_s = self._runner.stats().step_running_s
+        return running_s is not None and running_s > _STUCK_AFTER_S
+
+    def start(self) -> None:
+        """Begins to load."""
+        self._runner.start()
+
+    def submit(self, message: Message) -> None:
+        """Takes a message to the engine thread.
+
+        Raises:
+            Unavailable: the engine has stopped.
+        """
+        self._runner.submit(message)
+
+    def info(self, instance_id: str) -> ServiceInfo:
+        """For GetInfo; only when ready."""
+        assert self._model is not None and self._verifier is not None and self._block_manager is not None
+        serving = Serving(
+            max_model_len=self._model.info.max_positions,
+            max_num_seqs=self._config.max_num_seqs,
+            max_num_batched_tokens=self._config.max_num_batched_tokens,
+            max_slots=self._config.max_slots,
+            open_streams=len(self._verifier.streams),
+            kv_blocks_used=self._block_manager.used_blocks,
+            kv_blocks_total=self._block_manager.num_blocks,
+        )
+        return model_info(instance_id, serving, self._model.info, self._vocabulary, self._runner.stats())
+
+    def tokenizer(self) -> AsyncIterator[tokenizer_files.Piece]:
+        """For GetTokenizer."""
+        return tokenizer_files.pieces(None if self._stub else Path(self._config.model))
+
+    def close(self) -> None:
+        """Ends the engine thread."""
+        self._runner.close()
+
+    def _build(self) -> tuple[LoadedModel | StubModel, Verifier]:
+        """Runs in the engine thread."""
+        stub = self._stub
+        model = load_stub(stub, self._engine_config) if stub else load_model(self._engine_config)
+        model.allocate_kv(model.num_blocks)
+        info = model.info
+        self._vocabulary = _vocabulary(self._config.model, info.vocab_rows, is_stub=stub is not None)
+        self._block_manager = BlockManager(model.num_blocks, info.block_size)
+        self._verifier = Verifier(
+            self._block_manager,
+            vocab=info.vocab_rows,
+            limits=Limits(self._config.max_num_seqs, self._config.max_num_batched_tokens, info.max_positions),
+            lease_s=self._lease_s,
+        )
+        self._model = model
+        return model, self._verifier
+
+
+def _engine_config(config: TargetConfig) -> EngineConfig:
+    return EngineConfig(
+        model=config.model,
+        model_id=config.model_id,
+        revision=config.revision,
+        dtype=cast(Dtype, config.dtype),
+        device=config.device,
+        max_model_len=config.max_model_len,
+        block_size=config.block_size,
+        kv_cache_tokens=config.kv_cache_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        threads=config.threads,
+        trust_remote_code=config.trust_remote_code,
+    )
+
+
+def _parse_stub(model: str) -> StubSpec | None:
+    if not is_stub(model):
+        return None
+    spec = parse(model)
+    if spec.is_draft:
+        raise InvalidArgument("model", f"{model} is a draft; a target is one of script, markov")
+    return spec
+
+
+def _vocabulary(model: str, rows: int, *, is_stub: bool) -> Vocabulary | None:
+    if is_stub:
+        return Vocabulary.stub_bytes().with_rows(rows)
+    try:
+        return Vocabulary.from_folder(Path(model)).with_rows(rows)
+    except ModelUnavailable as error:
+        logger.warning("text cannot be served, only token ids: %s", error)
+        return None
