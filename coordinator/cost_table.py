@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+F64 = NDArray[np.float64]
 
 _NEWEST = 0.1
 """Weight of the newest observation."""
@@ -13,55 +15,70 @@ _SPREAD = 2.0
 """Mean absolute deviations by which an observation may exceed the average and still be expected."""
 
 
+@dataclass(slots=True)
+class _Bucket:
+    size: float
+    seconds: float
+    deviation: float
+
+
 class CostTable:
-    """An average per size bucket, never falling with size; between buckets linear, beyond the last its slope goes on.
+    """An average per size bucket; never falls with size.
+
+    What was not seen is taken to cost the least that a convex cost can (flat first, then rising, as a pass is): below
+    the smallest size in proportion to size; in between no less than the smaller neighbour, and no less than the line
+    through the next two larger ones. So whoever looks for the cheapest choice comes to try it, and then knows. Only
+    beyond the largest size does the slope go on, lest a trial be very expensive.
 
     Sizes are kept apart up to 16 and in steps of about a fifth beyond, so that what small steps teach does not leak
     into large ones.
     """
 
     def __init__(self) -> None:
-        self._sizes: list[int] = []
-        self._mean: dict[int, float] = {}
-        self._deviation: dict[int, float] = {}
-        self._curve: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+        self._buckets: dict[int, _Bucket] = {}
+        self._curve: tuple[F64, F64] | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._sizes)
+        return bool(self._buckets)
 
     def observe(self, size: int, seconds: float) -> None:
         """Adds an observation."""
-        bucket = _bucket(size)
         self._curve = None
-        if bucket not in self._mean:
-            insort(self._sizes, bucket)
-            self._mean[bucket], self._deviation[bucket] = seconds, seconds / 2
+        bucket = self._buckets.get(_bucket(size))
+        if bucket is None:
+            self._buckets[_bucket(size)] = _Bucket(size, seconds, seconds / 2)
             return
-        off = seconds - self._mean[bucket]
-        self._mean[bucket] += _NEWEST * off
-        self._deviation[bucket] += _NEWEST * (abs(off) - self._deviation[bucket])
+        off = seconds - bucket.seconds
+        bucket.size += _NEWEST * (size - bucket.size)
+        bucket.seconds += _NEWEST * off
+        bucket.deviation += _NEWEST * (abs(off) - bucket.deviation)
 
-    def predict(self, sizes: ArrayLike) -> NDArray[np.float64]:
+    def predict(self, sizes: ArrayLike) -> F64:
         """Expected seconds, same shape as `sizes`; 0 as long as nothing was observed."""
         wanted = np.asarray(sizes, np.float64)
-        if not self._sizes:
+        if not self._buckets:
             return np.zeros_like(wanted)
         if self._curve is None:
-            means = np.array([self._mean[size] for size in self._sizes])
-            self._curve = np.array(self._sizes, np.float64), np.maximum.accumulate(means)
+            buckets = [self._buckets[key] for key in sorted(self._buckets)]
+            seconds = np.maximum.accumulate([bucket.seconds for bucket in buckets])
+            self._curve = np.array([bucket.size for bucket in buckets]), seconds
         known, seconds = self._curve
-        inside = np.interp(wanted, known, seconds)
-        if len(known) < 2:
-            return inside
-        slope = (seconds[-1] - seconds[0]) / (known[-1] - known[0])
-        return inside + slope * np.maximum(0.0, wanted - known[-1])
+        if len(known) == 1:
+            return wanted * seconds[0] / known[0]
+        slopes = np.diff(seconds) / np.diff(known)
+        above = np.searchsorted(known, wanted, side="left").clip(1, len(known) - 1)
+        next_slope = slopes[np.minimum(above, len(slopes) - 1)]
+        least = np.maximum(seconds[above - 1], seconds[above] - next_slope * (known[above] - wanted))
+        inside = np.minimum(least, np.interp(wanted, known, seconds)) * np.minimum(1.0, wanted / known[0])
+        beyond = (seconds[-1] - seconds[0]) / (known[-1] - known[0]) * np.maximum(0.0, wanted - known[-1])
+        return np.where(wanted >= known[-1], seconds[-1] + beyond, inside)
 
     def bound(self, size: int) -> float:
         """Seconds that an observation of this size rarely exceeds; 0 as long as nothing was observed."""
-        if not self._sizes:
+        if not self._buckets:
             return 0.0
-        nearest = self._sizes[min(bisect_left(self._sizes, _bucket(size)), len(self._sizes) - 1)]
-        return float(self.predict(size)) + _SPREAD * self._deviation[nearest]
+        nearest = min(self._buckets.values(), key=lambda bucket: abs(bucket.size - size))
+        return max(float(self.predict(size)), nearest.seconds) + _SPREAD * nearest.deviation
 
 
 def _bucket(size: int) -> int:

@@ -212,10 +212,9 @@ class Decoder:
             stream = self._streams[state.stream_id]
             stream.push(emission)
             self.counters.count_round(len(emission.tokens), *tally)
-            if tally.drafted:
-                self._controller.finished(state.stream_id, state.asked, tally.accepted)
-            else:
+            if not tally.drafted:
                 self.counters.gamma[0] += 1
+            self._controller.finished(state.stream_id, state.asked if tally.drafted else 0, tally.accepted)
             if answer.cut is not Cut.NONE:
                 self._draft.fault(answer.cut)
             if emission.finish_reason is not None:

@@ -32,8 +32,8 @@ PRIOR_ROUNDS = 4.0
 STREAM_MEMORY = 0.9
 PAIR_MEMORY = 0.98
 """Weight of what was known before, per round that tested a slot."""
-HYSTERESIS = 1.04
-"""A new plan must promise this many times the rate of the present one."""
+HYSTERESIS = 0.04
+"""Going to or from gamma = 0 must promise this much more throughput, for all streams together or each for its share."""
 PROBE_SHARE = 0.005
 """Share of the time that probes may cost."""
 PROBE_PAUSE_S = (0.5, 60.0)
@@ -64,7 +64,7 @@ class Controller(Protocol):
         """Whether a stream that is decoded plainly should go over to drafting."""
 
     def finished(self, stream_id: int, asked: int, accepted: int) -> None:
-        """A round that asked for `asked` slots had `accepted` of them accepted."""
+        """A round that asked for `asked` slots (0: a plain one) had `accepted` of them accepted."""
 
     def forget(self, stream_id: int) -> None:
         """The stream ended."""
@@ -141,8 +141,7 @@ class Auto:
                 self._rounds_since_plan = len(self._records)
         if not (self.costs.target and self.costs.draft):
             return [min(FIRST_GAMMA, self.gamma_max, limit) for limit in limits]
-        if self._rounds_since_plan >= len(self._records) / 4:
-            self._plan()
+        self._refresh()
         gammas = [
             min(self._records[stream_id].gamma or 0, limit) for stream_id, limit in zip(stream_ids, limits, strict=True)
         ]
@@ -151,6 +150,8 @@ class Auto:
 
     def wants(self, stream_id: int) -> bool:
         record = self._records.get(stream_id)
+        if record is not None and self.costs.target and self.costs.draft:
+            self._refresh()
         if record is None or record.gamma != 0:
             return True
         if self.clock() < self._next_probe_s or self._candidate not in (None, stream_id):
@@ -166,7 +167,7 @@ class Auto:
         self._rounds_since_plan += 1
         record.acceptance.add(asked, accepted, STREAM_MEMORY)
         self._pair.add(asked, accepted, PAIR_MEMORY)
-        if record.probing:
+        if record.probing and asked:
             record.probing = False
             self._probed(confirmed_zero=accepted == 0)
 
@@ -182,11 +183,15 @@ class Auto:
         for slot in range(self.gamma_max):
             above = (self._pair.accepted[slot] + PRIOR_ROUNDS * above) / (self._pair.reached[slot] + PRIOR_ROUNDS)
             prior[slot] = above
-        accepted = np.array([record.acceptance.accepted for record in self._records.values()])
-        reached = np.array([record.acceptance.reached for record in self._records.values()])
+        records = self._records.values()
+        accepted = np.array([record.acceptance.accepted for record in records]).reshape(-1, self.gamma_max)
+        reached = np.array([record.acceptance.reached for record in records]).reshape(-1, self.gamma_max)
         return (accepted + PRIOR_ROUNDS * prior) / (reached + PRIOR_ROUNDS)
 
-    def _plan(self) -> None:
+    def _refresh(self) -> None:
+        """Makes the plan anew if enough has happened since the last one."""
+        if self._rounds_since_plan < len(self._records) / 4:
+            return
         self._rounds_since_plan = 0
         records = list(self._records.values())
         survivals: F64 = np.cumprod(self.acceptance(), axis=1, dtype=np.float64)
@@ -194,8 +199,12 @@ class Auto:
         draft_s[0] = 0.0  # plain streams run free of the draft and of the round trip
         best = choose_gammas(survivals, self.costs.target.predict, draft_s)
         present = np.array([b if r.gamma is None else r.gamma for r, b in zip(records, best.tolist(), strict=True)])
-        if self._rate(survivals, best, draft_s) < HYSTERESIS * self._rate(survivals, present, draft_s):
-            best = present
+        # Between two gammas above 0 a change costs nothing; to and from 0 it costs a drained run or a catch-up.
+        switched = (best == 0) != (present == 0)
+        stay = np.where(switched, present, best)
+        needed = 1 + HYSTERESIS * float(switched.mean()) if len(records) else 1.0
+        if switched.any() and self._rate(survivals, best, draft_s) < needed * self._rate(survivals, stay, draft_s):
+            best = stay
         for record, gamma in zip(records, best.tolist(), strict=True):
             record.gamma = gamma
 

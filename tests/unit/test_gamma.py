@@ -1,0 +1,169 @@
+"""The gamma controller against a simulated pair: what it chooses at which load, and what its probes cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from coordinator.cost_table import CostTable
+from coordinator.gamma import PROBE_SHARE, Auto, Costs, Fixed
+
+
+@dataclass
+class Pair:
+    """The stub pair of the performance notes on a simulated clock: all streams step together.
+
+    A target step takes 10 ms for up to 16 rows and 0.5 ms for each further one, a drafted slot 1 ms whatever the batch.
+    """
+
+    acceptance: float = 0.8
+    slot_s: float = 0.001
+    per_stream: dict[int, float] = field(default_factory=dict)
+    now_s: float = 0.0
+    tokens: int = 0
+    drafting_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.costs = Costs()
+        self.auto = Auto(8, self.costs, clock=lambda: self.now_s)
+        self.random = np.random.default_rng(1)
+
+    def round(self, streams: range) -> list[int]:
+        """One joint round; returns the gammas chosen."""
+        ids = list(streams)
+        gammas = self.auto.choose(ids, [8] * len(ids))
+        rows = len(ids) + sum(gammas)
+        step_s = 0.010 + 0.0005 * max(0, rows - 16)
+        deepest = max(gammas)
+        if deepest:
+            self.costs.draft.observe(deepest, self.slot_s * deepest)
+            self.drafting_s += self.slot_s * deepest
+        self.costs.target.observe(rows, step_s)
+        self.now_s += step_s + self.slot_s * deepest
+        for stream_id, gamma in zip(ids, gammas, strict=True):
+            alpha = self.per_stream.get(stream_id, self.acceptance)
+            rejected = np.flatnonzero(self.random.random(gamma) >= alpha)
+            accepted = int(rejected[0]) if len(rejected) else gamma
+            self.tokens += accepted + 1
+            self.auto.finished(stream_id, gamma, accepted)
+        return gammas
+
+    def settle(self, streams: int, rounds: int = 400) -> list[list[int]]:
+        """The gammas of the last hundred rounds."""
+        return [self.round(range(streams)) for _ in range(rounds)][-100:]
+
+
+class TestFixed:
+    def test_asks_for_its_number_within_the_streams_limit(self) -> None:
+        """A limit is what is left of max_tokens or context: more slots would be thrown away."""
+        assert Fixed(4).choose([1, 2, 3], [8, 2, 0]) == [4, 2, 0]
+
+
+class TestAuto:
+    @pytest.mark.parametrize(("streams", "low", "high"), [(1, 4, 8), (12, 0.3, 2), (24, 0, 0.3)])
+    def test_choice_follows_the_load_though_acceptance_does_not_change(
+        self, streams: int, low: float, high: float
+    ) -> None:
+        """Acceptance is the wrong signal: the best gamma falls from many to none with load (field fault 76)."""
+        mean = float(np.mean(Pair().settle(streams)))
+        assert low <= mean <= high
+
+    @pytest.mark.parametrize("streams", [1, 8, 16, 32])
+    def test_throughput_is_near_the_best_fixed_gamma(self, streams: int) -> None:
+        """Whatever the load, nobody should have to tune gamma by hand."""
+        pair = Pair()
+        pair.settle(streams, 200)
+        before, since_s = pair.tokens, pair.now_s
+        pair.settle(streams, 300)
+        rate = (pair.tokens - before) / (pair.now_s - since_s)
+        expected = {
+            gamma: streams
+            * (1 - 0.8 ** (gamma + 1))
+            / 0.2
+            / (0.010 + 0.0005 * max(0, streams * (gamma + 1) - 16) + 0.001 * gamma)
+            for gamma in range(9)
+        }
+        assert rate >= 0.95 * max(expected.values())
+
+    def test_slow_draft_is_not_asked(self) -> None:
+        """85 % acceptance and still slower: the draft's cost must be compared with the target's (field fault 80)."""
+        pair = Pair(acceptance=0.85, slot_s=0.021)
+        assert np.mean(pair.settle(1)) < 0.05
+
+    def test_recovers_after_a_bad_draft_became_a_good_one(self) -> None:
+        """One bad stretch must not switch speculation off for good (field fault 79)."""
+        pair = Pair(acceptance=0.0)
+        assert np.mean(pair.settle(1, 300)) < 0.05
+        pair.acceptance = 0.95
+        rounds = 0
+        while pair.round(range(1))[0] < 4:
+            rounds += 1
+            assert pair.now_s < 200, "gamma never came back"
+        # The pause between probes, at most 60 s, and a few rounds.
+        assert rounds * 0.010 < 65
+
+    def test_one_bad_stream_does_not_lower_the_others(self) -> None:
+        """Estimates are kept per stream: rows are not free at this load, and the bad stream does not get any."""
+        pair = Pair(per_stream={0: 0.02})
+        last = np.mean(pair.settle(8), axis=0)
+        assert last[0] < 0.3
+        assert min(last[1:]) > 0.7
+
+    def test_probes_cost_at_most_their_share(self) -> None:
+        """At gamma = 0 speculation must be nearly free (field fault 78)."""
+        pair = Pair(acceptance=0.0)
+        pair.settle(1, 100)
+        spent_s, since_s = pair.drafting_s, pair.now_s
+        pair.settle(1, 20_000)
+        assert pair.drafting_s - spent_s <= PROBE_SHARE * (pair.now_s - since_s)
+
+    def test_plan_does_not_flap_at_the_crossover(self) -> None:
+        """Changing back and forth pays for both modes (field fault 77)."""
+        plans = [sum(gammas) for gammas in Pair().settle(13, 600)]
+        changes = sum(abs(a - b) > 2 for a, b in pairwise(plans))
+        assert changes <= 20
+
+    def test_plain_stream_is_called_in_only_for_a_probe(self) -> None:
+        """A plain run is interrupted for one stream, not for all of them at once."""
+        pair = Pair(acceptance=0.0)
+        pair.settle(4, 400)
+        assert not any(pair.auto.wants(stream_id) for stream_id in range(4))
+        pair.now_s += 120
+        assert [pair.auto.wants(stream_id) for stream_id in range(4)] == [True, False, False, False]
+
+    def test_forgets_streams_that_ended(self) -> None:
+        pair = Pair()
+        pair.settle(8, 10)
+        for stream_id in range(8):
+            pair.auto.forget(stream_id)
+        assert len(pair.auto.acceptance()) == 0
+
+
+class TestCostTable:
+    def test_small_sizes_teach_nothing_about_large_ones(self) -> None:
+        """Small-batch data that pollutes the large-batch choice (field fault 79)."""
+        table = CostTable()
+        for _ in range(100):
+            table.observe(64, 0.064)
+            table.observe(1, 0.010)
+        assert table.predict([1, 64]) == pytest.approx([0.010, 0.064])
+
+    def test_never_falls_with_size_and_goes_on_beyond_what_was_seen(self) -> None:
+        """`choose_gammas` refuses costs that fall with depth."""
+        table = CostTable()
+        for size, seconds in ((1, 0.010), (4, 0.008), (8, 0.018)):
+            table.observe(size, seconds)
+        predicted = table.predict(np.arange(1, 20))
+        assert np.all(np.diff(predicted) >= 0)
+        assert predicted[-1] > 0.018
+
+    def test_bound_covers_what_usually_happens(self) -> None:
+        """A proposal is overdue beyond a multiple of this; a bound at the mean would call half of them late."""
+        table, random = CostTable(), np.random.default_rng(1)
+        seen = 0.010 + 0.004 * random.random(500)
+        for seconds in seen:
+            table.observe(4, seconds)
+        assert np.mean(seen <= table.bound(4)) > 0.95
