@@ -117,10 +117,15 @@ def to_batch(answers: Rows[Answer], timings: Timings) -> ProposalBatch:
             own_counts=np.array([slot.own_count - 1 for slot in slots], np.uint16),
             support_sizes=np.array([len(slot.support.ids) if slot.support else 0 for slot in slots], np.uint16),
             q_ids=np.concatenate([support.ids for support in supports]) if supports else _NO_U32,
-            q_counts=np.concatenate([support.counts - 1 for support in supports]).astype(np.uint16)
-            if supports
-            else _NO_U16,
+            q_counts=_minus_one(supports),
             dense_q=np.concatenate(dense) if dense else _NO_F32,
         ),
         timings=timings,
     )
+
+
+def _minus_one(supports: Rows[CountRow]) -> NDArray[np.uint16]:
+    if not supports:
+        return _NO_U16
+    counts = np.concatenate([support.counts for support in supports])
+    return (counts - 1).astype(np.uint16)
