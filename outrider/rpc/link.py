@@ -1,10 +1,7 @@
-"""The service side of a link: one long-lived call of one coordinator, carrying all its streams.
+"""The service side of links: each is one long-lived call of one coordinator, carrying all its streams.
 
-Threads: everything here runs on the event loop except `Link.reply`, which the engine thread calls. Deliveries go to the
-engine through `submit` (thread-safe, never blocks); the event loop itself computes nothing.
-
-Bounds: at most `credit` items of a link are unanswered; what comes on top is answered RESOURCE_EXHAUSTED at once. So
-queues towards the engine and towards a slow coordinator are bounded too.
+Everything here runs on the event loop and computes nothing. Messages go to the engine through `submit`, which is
+thread-safe and never blocks; answers come back through `Link.reply`.
 """
 
 from __future__ import annotations
@@ -13,21 +10,21 @@ import asyncio
 import contextlib
 import logging
 import math
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic
 
 import grpc
-import numpy as np
 
-from outrider.errors import InvalidArgument, OutriderError, Overloaded, Preempted, Unavailable
-from outrider.rpc.codec import Limits, Request
+from outrider.errors import InvalidArgument, Preempted, Unavailable
+from outrider.rpc.codec import Limits
 from outrider.rpc.hello import Hello, HelloReply, hello_from_pb, hello_reply_to_pb, negotiate
-from outrider.rpc.merge import merge
-from outrider.rpc.options import IDLE_BATCH_INTERVAL_S, LEASE_S
-from outrider.seam import U32, Items, Replies
+from outrider.rpc.options import LEASE_S
+from outrider.rpc.session import B, Link, LinkKind, R
+from outrider.seam import U32
+
+__all__ = ["Attached", "Delivery", "Detached", "Link", "LinkHost", "LinkKind"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,37 +32,6 @@ _ITEMS_PER_MESSAGE = 4
 """A message may hold this many times the credit; the excess is answered politely instead of ending the link."""
 
 _DRAIN_POLL_S = 0.02
-
-
-class RequestBatch(Protocol):
-    """What `ProposeBatch` and `VerifyBatch` have in common."""
-
-    @property
-    def items(self) -> Items: ...
-    @property
-    def opens(self) -> tuple[Any, ...]: ...
-    @property
-    def closed(self) -> Any: ...
-
-
-B = TypeVar("B", bound=RequestBatch)
-R = TypeVar("R")
-
-
-class LinkKind(NamedTuple, Generic[B, R]):
-    """What tells the draft's link from the target's.
-
-    Attributes:
-        read: request message to batch.
-        write: reply batch to message.
-        refuse: the reply batch for items that never reached the engine.
-        response: the response message class.
-    """
-
-    read: Callable[[Any, Limits], Request[Any]]
-    write: Callable[[R], Any]
-    refuse: Callable[[Replies], R]
-    response: Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,75 +70,6 @@ class Delivery(Generic[B, R]):
     batch: B
     refused: frozenset[int]
     arrived_s: float
-
-
-class Link(Generic[R]):
-    """One link. `reply` belongs to the engine thread, everything else to the event loop."""
-
-    def __init__(self, kind: LinkKind[Any, R], hello: Hello, credit: int) -> None:
-        self.owner = hello.coordinator_id
-        self.epoch = hello.epoch
-        self.ending = asyncio.Event()
-        self.open_streams: set[int] = set()
-        self.unanswered = 0
-        self._kind = kind
-        self._credit = credit
-        self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()
-        self._finished: list[tuple[R, int]] = []
-        self._wake = asyncio.Event()
-
-    @property
-    def idle(self) -> bool:
-        """Whether the coordinator has no stream and no unanswered item here."""
-        return not self.open_streams and not self.unanswered
-
-    def reply(self, batch: R, answered: int) -> None:
-        """Send a reply batch; called by the engine thread, returns at once. Dropped if the link has ended.
-
-        Args:
-            batch: the replies of one step to this link.
-            answered: request items that are finished with it and give their credit back (a plain run is one item with
-                many replies).
-        """
-        with self._lock:
-            self._finished.append((batch, answered))
-            if len(self._finished) > 1:
-                return  # a wake-up is already on its way
-        try:
-            self._loop.call_soon_threadsafe(self._wake.set)
-        except RuntimeError:
-            logger.debug("a reply came after the event loop had ended")
-
-    async def write(self, context: grpc.aio.ServicerContext) -> None:
-        """Send what the engine has finished, one message per turn; an empty one when there was nothing for a while."""
-        while True:
-            try:
-                async with asyncio.timeout(IDLE_BATCH_INTERVAL_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                await context.write(self._kind.response())
-                continue
-            self._wake.clear()
-            with self._lock:
-                finished, self._finished = self._finished, []
-            self.unanswered -= sum(answered for _, answered in finished)
-            await context.write(self._kind.write(merge([batch for batch, _ in finished])))
-
-    def admit(self, request: Request[Any]) -> frozenset[int]:
-        """Take a request's items on credit; answers those that cannot be taken and returns their indices."""
-        refused: dict[int, OutriderError] = dict(request.refused)
-        items = request.batch.items
-        fresh = [index for index in range(len(items)) if index not in refused]
-        free = self._credit - self.unanswered
-        for index in fresh[free:]:
-            refused[index] = Overloaded(f"more than {self._credit} unanswered items on this link")
-        self.unanswered += min(len(fresh), free)
-        self.open_streams.update(stream.stream_id for stream in request.batch.opens)
-        self.open_streams.difference_update(request.batch.closed.tolist())
-        if refused:
-            self.reply(self._kind.refuse(refusals(items, refused)), 0)
-        return frozenset(refused)
 
 
 class LinkHost(Generic[B, R]):
@@ -311,21 +208,3 @@ class LinkHost(Generic[B, R]):
         with contextlib.suppress(Unavailable):  # the engine may have stopped before its links
             self._submit(Detached(owner=link.owner, epoch=link.epoch))
         logger.info("link from coordinator %s ended", link.owner.hex()[:8])
-
-
-def refusals(items: Items, errors: dict[int, OutriderError]) -> Replies:
-    """Replies for items that failed, with their statuses and messages.
-
-    Args:
-        items: the request's items.
-        errors: item index -> why it failed.
-    """
-    indices = np.array(sorted(errors), np.intp)
-    return Replies(
-        stream_ids=items.stream_ids[indices],
-        generations=items.generations[indices],
-        committed_lengths=items.committed_lengths[indices],
-        statuses=np.array([errors[index].status for index in indices.tolist()], np.uint8),
-        cached_lengths=np.zeros(len(indices), np.uint32),
-        errors={position: str(errors[index]) for position, index in enumerate(indices.tolist())},
-    )

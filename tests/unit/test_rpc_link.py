@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from outrider.errors import Mismatch, Status
-from outrider.rpc import codec, hello
-from outrider.rpc import link as link_module
+from outrider.rpc import codec, hello, session
 from outrider.rpc.hello import Hello, hello_to_pb, negotiate
 from outrider.rpc.link import Attached, Delivery, Detached, LinkHost, LinkKind
 from outrider.rpc.merge import merge
@@ -183,7 +182,7 @@ async def test_a_bad_item_is_answered_in_its_status_column() -> None:
 
 async def test_an_idle_link_carries_empty_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against middleboxes and peers that take a silent link for a dead one."""
-    monkeypatch.setattr(link_module, "IDLE_BATCH_INTERVAL_S", 0.01)
+    monkeypatch.setattr(session, "IDLE_BATCH_INTERVAL_S", 0.01)
     async with serving() as (_, port), propose_link(port) as link:
         for _ in range(3):
             assert await link.read_message() == draft_pb2.ProposeResponse()
