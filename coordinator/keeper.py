@@ -4,8 +4,8 @@ Run as a script by `coordinator.ray_local`, with the standard library only. Ray'
 their driver, but its agents may outlive it by minutes. The keeper waits for the end of its standard input, which is the
 end of the coordinator however that comes about.
 
-A process belongs to the private Ray if its standard output or error is a file in the private directory: Ray redirects
-both, and no other program would write there.
+A process belongs to the private Ray if it has a file in the private directory open for writing: all of Ray's processes
+log there, and nothing else does.
 """
 
 from __future__ import annotations
@@ -38,19 +38,25 @@ def main() -> None:
 
 
 def members(directory: str) -> list[int]:
-    """Processes of this user whose standard output or error is a file in `directory`."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and any(_writes_to(entry, descriptor, directory) for descriptor in ("1", "2")):
-            found.append(int(entry))
-    return found
+    """Processes of this user that have a file in `directory` open for writing, without the one that waits for us."""
+    numbers = [entry for entry in os.listdir("/proc") if entry.isdigit() and int(entry) != os.getppid()]
+    return [int(number) for number in numbers if _writes_in(number, directory + os.sep)]
 
 
-def _writes_to(process_id: str, descriptor: str, directory: str) -> bool:
+def _writes_in(process_id: str, prefix: str) -> bool:
     try:
-        return os.readlink(f"/proc/{process_id}/fd/{descriptor}").startswith(directory + os.sep)
+        return any(
+            os.readlink(f"/proc/{process_id}/fd/{descriptor}").startswith(prefix) and _writable(process_id, descriptor)
+            for descriptor in os.listdir(f"/proc/{process_id}/fd")
+        )
     except OSError:  # it ended, or is another user's
         return False
+
+
+def _writable(process_id: str, descriptor: str) -> bool:
+    with open(f"/proc/{process_id}/fdinfo/{descriptor}", encoding="ascii") as lines:
+        flags = next(line.split()[1] for line in lines if line.startswith("flags:"))
+    return int(flags, 8) & os.O_ACCMODE != os.O_RDONLY
 
 
 def _kill(process_id: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from typing import Any, NamedTuple
 
 from fastapi import FastAPI
@@ -37,13 +36,11 @@ class Status(NamedTuple):
     Attributes:
         reason: why requests are not taken, or empty.
         model: name of the served model, or empty.
-        heavy_modules: imported modules that a coordinator must do without.
     """
 
     reason: str
     model: str
     grpc_port: int
-    heavy_modules: tuple[str, ...]
 
 
 @serve.ingress()
@@ -67,8 +64,7 @@ class Coordinator:
     async def status(self) -> Status:
         """Whether requests are taken."""
         reason = self._front.readiness.reason
-        heavy = tuple(name for name in ("torch", "transformers") if name in sys.modules)
-        return Status(reason, "" if reason else self._front.model.name, self._grpc_port, heavy)
+        return Status(reason, "" if reason else self._front.model.name, self._grpc_port)
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new requests, let the others end within `timeout_s` seconds, and close the gRPC door."""
@@ -91,6 +87,7 @@ def run(options: Options) -> DeploymentHandle[Any]:
         Unavailable: Serve gave up on it.
     """
     addresses = options.addresses
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(
         http_options=HTTPOptions(host=addresses.host, port=addresses.port, location=ProxyLocation.HeadOnly),
         logging_config=_QUIET,
