@@ -36,6 +36,7 @@ class ReplyTo(Protocol):
 
 
 _NO_TIMINGS = Timings()
+_NO_KEY = (-1, -1)
 
 Send = Callable[[ReplyTo, ProposalBatch, int], None]
 
@@ -73,6 +74,8 @@ class Intake:
         self._clock = clock
         self._send = send
         self._posts: dict[ReplyTo, _Post] = {}
+        # Generation and committed length of each stream's latest item.
+        self._newest: dict[int, tuple[int, int]] = {}
 
     def receive(self, message: Message) -> None:
         """Takes in a message of a link. `flush` sends what it was answered."""
@@ -91,6 +94,7 @@ class Intake:
     def expire(self) -> None:
         """Ends streams whose lease or deadline has run out, with their jobs."""
         for stream_id in self.streams.expire():
+            self._newest.pop(stream_id, None)
             job = self.jobs.pop(stream_id, None)
             if job is not None:
                 self._post(job, Answer(stream_id, job.generation, job.committed, 0, (), Status.NOT_FOUND, "expired"))
@@ -123,11 +127,13 @@ class Intake:
         batch = delivery.batch
         for stream_id in batch.closed.tolist():
             if self.streams.close(stream_id, delivery.owner):
+                self._newest.pop(stream_id, None)
                 self._supersede(stream_id)
         failed: dict[int, OutriderError] = {}
         for opened in batch.opens:
             try:
                 self.streams.open(opened, delivery.owner)
+                self._newest.pop(opened.stream_id, None)
             except OutriderError as error:
                 failed[opened.stream_id] = error
         items = batch.items
@@ -165,9 +171,12 @@ class Intake:
                     _NO_TIMINGS,
                 )
                 continue
-            if sequence is None:  # an older generation: nobody waits for it any more
+            key = (generation, committed)
+            if sequence is None or key <= self._newest.get(stream_id, _NO_KEY):
+                # An older generation, for which nobody waits any more, or an item seen before: it has one answer.
                 self._posts.setdefault(delivery.link, _Post()).answered += 1
                 continue
+            self._newest[stream_id] = key
             self._supersede(stream_id)
             self.jobs[stream_id] = Job(
                 opened=sequence.opened,

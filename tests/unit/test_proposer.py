@@ -401,6 +401,16 @@ def test_a_newer_generation_replaces_an_outstanding_item() -> None:
     assert bench.link.answered == 3
 
 
+def test_a_repeated_item_is_not_answered_a_second_time() -> None:
+    """Guards compare-and-set: a duplicate could be cut elsewhere by its deadline and say something else."""
+    bench = Bench(stub("stub:perfect?tokens=9,8,7,6"))
+    bench.send(propose([Item(1, PROMPT)], 4, opens=(open_stream(1, PROMPT, GREEDY),)))
+    assert drafted(bench.run()) == {1: [9, 8, 7, 6]}
+    bench.send(propose([Item(1, PROMPT)], 4))
+    assert len(bench.run().replies) == 0
+    assert bench.link.answered == 2
+
+
 def test_unknown_streams_and_lost_prefixes_are_answered_in_the_status_column() -> None:
     """Guards the coordinator's recovery after a restart of the draft."""
     bench = Bench(stub("stub:perfect"))
