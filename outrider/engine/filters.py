@@ -22,6 +22,8 @@ _TOP = 64
 
 # A set that misses top_p by less is taken to reach it: probabilities carry float32 rounding, and .9 in it is below 0.9.
 _SLACK = 1e-6
+# At least one id is kept, however small top_p is.
+_LEAST = 1e-300
 
 # Rows that go through radix selection at once, by device; its histograms take half a megabyte each.
 _RADIX_ROWS = {"cpu": 2, "cuda": 64}
@@ -94,7 +96,7 @@ def _cut_unsorted(p: Tensor, filters: Filters) -> Tensor:
         level, above = _select(p, torch.ones_like(p, dtype=torch.float64), wanted)
         p = _keep(p, level, wanted - above)
     if filters.top_p < 1:
-        target = filters.top_p * _mass(p) - _SLACK
+        target = (filters.top_p * _mass(p) - _SLACK).clamp(min=_LEAST)
         level, above = _select(p, p.to(torch.float64), target)
         p = _keep(p, level, ((target - above) / level).ceil())
     return (p / _mass(p)).to(torch.float32)
