@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 (torch's own convention)
+from torch.nn import functional as F
 from transformers import AttentionInterface
 
 from outrider.engine.batch import SHARED_SEGMENT, RaggedBatch, RowGroup, round_up

@@ -21,7 +21,7 @@ SHARED_SEGMENT = 32
 
 
 class RowRule(NamedTuple):
-    """Row counts at which a matrix product gives each row the same bits: at least `minimum`, a multiple of `multiple`."""
+    """Row counts at which a matrix product gives each row the same bits: a multiple, and no fewer than the minimum."""
 
     minimum: int
     multiple: int

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outrider.engine.attention import IMPLEMENTATION, DenseLayer, GatherLayer, Step, register
+from outrider.engine import attention, experts
+from outrider.engine.attention import DenseLayer, GatherLayer, Step
 from outrider.engine.batch import RowRule, Span, build_batch
 from outrider.engine.config import VARLEN_PAGE
 from outrider.engine.kv_cache import KVCache, LayerShape
@@ -59,9 +60,10 @@ class PagedCausalLM:
             ModelRefused: its attention cannot be reached or asks for something not supported.
             InvalidArgument: the attention path cannot use this block size.
         """
-        register()
+        attention.register()
+        experts.register()
         self.network = network.eval()
-        self.network.set_attn_implementation(IMPLEMENTATION)
+        self.use_paged()
         self.device = network.get_input_embeddings().weight.device
         self.dtype: torch.dtype = network.dtype
         self.kv: KVCache | None = None
@@ -94,6 +96,20 @@ class PagedCausalLM:
         for index, shape in self.shapes.items():
             self._candidates[index].outrider_layer = layer_type(self._step, kv.layers[index], shape)
         self.kv = kv
+
+    def use_paged(self) -> None:
+        """Makes the network compute attention and experts the engine's way."""
+        self._use(attention.IMPLEMENTATION, experts.IMPLEMENTATION)
+
+    def use_plain(self) -> None:
+        """Makes the network compute attention and experts its own way, as the probe's reference."""
+        self._use("eager", "eager")
+
+    def _use(self, attention_name: str, experts_name: str) -> None:
+        self.network.set_attn_implementation(attention_name)
+        # Quantized experts have kernels of their own, which know no other implementation.
+        if getattr(self.network.config, "quantization_config", None) is None:
+            self.network.set_experts_implementation(experts_name)
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span]) -> Tensor:
@@ -148,7 +164,7 @@ class PagedCausalLM:
         layers = self.network.config.get_text_config().num_hidden_layers
         if len(self.shapes) != layers:
             raise ModelRefused(
-                f"{architecture}: {len(self.shapes)} of {layers} layers route their attention through AttentionInterface"
+                f"{architecture}: only {len(self.shapes)} of {layers} layers call transformers' AttentionInterface"
             )
         return logits.shape[-1]
 

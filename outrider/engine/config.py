@@ -73,7 +73,7 @@ class EngineConfig:
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise InvalidArgument(
                 "max_num_batched_tokens",
-                f"{self.max_num_batched_tokens} is below max_num_seqs ({self.max_num_seqs}): a step must fit one token each",
+                f"{self.max_num_batched_tokens} is below max_num_seqs ({self.max_num_seqs}): one token each must fit",
             )
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise InvalidArgument("gpu_memory_utilization", f"{self.gpu_memory_utilization} is outside (0, 1]")

@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.attention import GatherLayer, Step
-from outrider.engine.batch import EXACT_ROWS, RowRule, Span, build_batch
+from outrider.engine.batch import EXACT_ROWS, Span, build_batch
 from outrider.engine.causal_lm import PagedCausalLM
 from outrider.engine.config import KEY_BLOCK
 from outrider.engine.kv_cache import KVCache, LayerShape
@@ -25,7 +25,10 @@ from outrider.engine.varlen import VarlenLayer
 
 log = logging.getLogger(__name__)
 
-LINEAR_BUDGET_S = 3.0
+# Every linear layer is tried at row counts up to FEW_ROWS; then, as far as these times allow, up to EXACT_ROWS and beyond.
+FEW_ROWS = 16
+EXACT_ROWS_S = 10.0
+ALL_ROWS_S = 3.0
 # A whole-model check of this many tokens crosses a key block; models slower than this per small pass get a short one.
 LONG_CHECK_TOKENS = KEY_BLOCK + 30
 SHORT_CHECK_TOKENS = 24
@@ -58,8 +61,9 @@ def check_invariance(network: PagedCausalLM, max_rows: int) -> Verdict:
             or model_difference(network, coverage)
         )
         if difference is None:
-            note = f"{'; '.join(coverage)}; {torch.get_num_threads()} threads; rows >= {rule.minimum}, multiple of {rule.multiple}"
-            return Verdict(True, note)
+            coverage.append(f"{torch.get_num_threads()} threads")
+            coverage.append(f"rows padded to {rule.minimum} and a multiple of {rule.multiple}")
+            return Verdict(True, "; ".join(coverage))
         first_difference = first_difference or difference
     network.rule = network.rules[0]
     log.warning("results depend on the batch: %s", first_difference)
@@ -70,7 +74,7 @@ def check_invariance(network: PagedCausalLM, max_rows: int) -> Verdict:
 def linear_difference(network: PagedCausalLM, max_rows: int, coverage: list[str]) -> str | None:
     """The first linear layer, row count and row whose result depends on the row count, or None.
 
-    Row counts up to `EXACT_ROWS` come first, then the padded sizes up to `max_rows`, as far as the time allows.
+    Tries every row count that a step of up to `max_rows` tokens can have, as far as the time allows.
     """
     layers = list(_linear_layers(network.network))
     tested = 0
@@ -79,17 +83,18 @@ def linear_difference(network: PagedCausalLM, max_rows: int, coverage: list[str]
         generator = torch.Generator().manual_seed(SEED)
         base = torch.randn((EXACT_ROWS, width), generator=generator).to(layer.weight.device, dtype)
         expected = _apply(layer, base)
-        deadline = time.monotonic() + LINEAR_BUDGET_S / len(layers)
+        started = time.monotonic()
         for rows in network.rule.sizes(network.rule.pad(max_rows)):
-            if rows > EXACT_ROWS and time.monotonic() > deadline:
+            budget_s = ALL_ROWS_S if rows > EXACT_ROWS else EXACT_ROWS_S
+            if rows > FEW_ROWS and time.monotonic() - started > budget_s / len(layers):
                 skipped += 1
                 continue
             for shift in (0, 3 * rows + 1) if rows < 16 else (rows,):
                 index = (torch.arange(rows, device=base.device) + shift) % EXACT_ROWS
                 wrong = (_apply(layer, base[index]) != expected[index]).any(1).nonzero()
                 if len(wrong):
-                    place = f"row {int(wrong[0])} of {rows}"
-                    return f"linear layer {width} -> {expected.shape[1]}: {place} differs from the same row among {EXACT_ROWS}"
+                    place = f"row {int(wrong[0])} of {rows} differs from the same row among {EXACT_ROWS}"
+                    return f"linear layer {width} -> {expected.shape[1]}: {place}"
             tested += 1
     coverage.append(
         f"{len(layers)} linear shapes at {tested} row counts" + (f" ({skipped} left out)" if skipped else "")
@@ -100,8 +105,7 @@ def linear_difference(network: PagedCausalLM, max_rows: int, coverage: list[str]
 @torch.inference_mode()
 def attention_difference(network: PagedCausalLM) -> str | None:
     """The first attention shape and company in which a row's result changes, or None."""
-    kinds = {shape._replace(device=shape.device): None for shape in network.shapes.values()}
-    for shape in kinds:
+    for shape in dict.fromkeys(network.shapes.values()):
         difference = _layer_difference(network, shape)
         if difference is not None:
             return f"attention of {shape.query_heads}/{shape.kv_heads} heads, {shape.head_dim} wide: {difference}"
@@ -177,7 +181,7 @@ def model_difference(network: PagedCausalLM, coverage: list[str]) -> str | None:
     return None
 
 
-def _linear_layers(network: nn.Module) -> Iterator[tuple[nn.Module, int, torch.dtype]]:
+def _linear_layers(network: nn.Module) -> Iterator[tuple[Any, int, torch.dtype]]:
     """One linear layer of each shape, with its input width and dtype."""
     seen = set()
     for module in network.modules():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,13 +55,16 @@ def probe_architecture(config: PretrainedConfig, *, trust_remote_code: bool = Fa
             "%s: no small replica could be built (%s); only the weights themselves are probed", architecture, error
         )
         return
-    error = probe_error(network)
-    if not error <= REPLICA_TOLERANCE:
+    try:
+        difference = probe_error(PagedCausalLM(network))
+    except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ModelRefused(f"{architecture}: a ragged pass over paged KV fails: {error}") from error
+    if not difference <= REPLICA_TOLERANCE:
         raise ModelRefused(
-            f"{architecture}: ragged passes over paged KV differ from its plain forward (relative error {error:.1e}), so "
-            "its attention uses something the engine does not compute"
+            f"{architecture}: ragged passes over paged KV differ from its plain forward (relative error {difference:.1e}); "
+            "its attention uses something that the engine does not compute"
         )
-    log.info("%s: ragged passes agree with the plain forward (relative error %.1e)", architecture, error)
+    log.info("%s: ragged passes agree with the plain forward (relative error %.1e)", architecture, difference)
 
 
 def probe_weights(paged: PagedCausalLM) -> None:
@@ -71,12 +73,12 @@ def probe_weights(paged: PagedCausalLM) -> None:
     Raises:
         ModelRefused: they differ by more than rounding.
     """
-    error = probe_error(paged.network, paged, PROBE_TOKENS[1] // 2)
+    difference = probe_error(paged, PROBE_TOKENS[1] // 2)
     tolerance = WEIGHTS_TOLERANCE[paged.dtype]
-    if not error <= tolerance:
+    if not difference <= tolerance:
         raise ModelRefused(
             f"{architecture_of(paged.network.config)}: with these weights, ragged passes over paged KV differ from the "
-            f"plain forward (relative error {error:.1e}, tolerance {tolerance:.0e})"
+            f"plain forward (relative error {difference:.1e}, tolerance {tolerance:.0e})"
         )
 
 
@@ -104,21 +106,19 @@ def replica_config(config: PretrainedConfig) -> PretrainedConfig:
 
 
 @torch.inference_mode()
-def probe_error(network: Any, paged: PagedCausalLM | None = None, limit: int = PROBE_TOKENS[0]) -> float:
+def probe_error(paged: PagedCausalLM, limit: int = PROBE_TOKENS[0]) -> float:
     """Relative RMS difference between ragged passes over two interleaved streams and plain passes over each."""
+    network = paged.network
     vocabulary = network.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(SEED)
     lengths = [min(length, limit) for length in PROBE_TOKENS]
     streams = [torch.randint(vocabulary, (length,), generator=generator).tolist() for length in lengths]
-    implementation = network.config._attn_implementation
-    network.set_attn_implementation("eager")
-    device = network.get_input_embeddings().weight.device
+    paged.use_plain()
     plain = [
-        network(input_ids=torch.tensor([ids], device=device), use_cache=False, return_dict=True).logits[0].float()
+        network(input_ids=torch.tensor([ids], device=paged.device), use_cache=False, return_dict=True).logits[0].float()
         for ids in streams
     ]
-    network.set_attn_implementation(implementation)
-    paged = paged or PagedCausalLM(network)
+    paged.use_paged()
     ragged = _ragged_logits(paged, streams)
     expected, got = torch.cat(plain), torch.cat(ragged)
     spread = (expected - expected.mean(1, keepdim=True)).square().mean().sqrt()

@@ -8,7 +8,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig
 
 from outrider.errors import InvalidArgument, ModelRefused
 
-# Anything else (linear attention, Mamba, chunked attention) is no function of all earlier positions' keys and values.
+# Others (linear attention, Mamba, chunked attention) do not look at all earlier keys, or at a window of them.
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 # Their frequencies depend on the longest sequence of the batch once it exceeds the length the model was trained on.
@@ -29,17 +29,14 @@ def check_supported(config: PretrainedConfig) -> None:
     architecture = architecture_of(config)
     if config.is_encoder_decoder:
         raise ModelRefused(f"{architecture}: encoder-decoder models are not supported")
-    text = config.get_text_config()
-    unknown = sorted(set(getattr(text, "layer_types", None) or ()) - LAYER_TYPES)
-    if unknown:
-        raise ModelRefused(f"{architecture}: layers of type {', '.join(unknown)} keep a state that cannot be cut back")
-    network = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if network is None:
-        # Code that comes with the model; the probe judges it.
-        return
-    if network._is_stateful:
+    network: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if network is not None and network._is_stateful:
         raise ModelRefused(f"{architecture}: recurrent models keep a state that cannot be cut back to a shorter prefix")
-    if not network._supports_attention_backend:
+    unknown = sorted(set(getattr(config.get_text_config(), "layer_types", None) or ()) - LAYER_TYPES)
+    if unknown:
+        raise ModelRefused(f"{architecture}: the paged attention does not compute layers of type {', '.join(unknown)}")
+    # Code that comes with a model folder is in no mapping; the probe judges it.
+    if network is not None and not network._supports_attention_backend:
         raise ModelRefused(f"{architecture}: does not route its attention through transformers' AttentionInterface")
 
 
@@ -65,8 +62,8 @@ def longest_stream(config: PretrainedConfig, max_model_len: int | None) -> int:
         original = original or limit
         if longest > original:
             raise ModelRefused(
-                f"{architecture_of(config)}: rope type '{kind}' changes its frequencies beyond {original} positions with "
-                f"the longest stream of the batch; set max_model_len to at most {original}"
+                f"{architecture_of(config)}: beyond {original} positions, rope type '{kind}' takes frequencies that depend "
+                f"on the longest stream of the batch; set max_model_len to at most {original}"
             )
     return longest
 

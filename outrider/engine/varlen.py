@@ -98,7 +98,8 @@ class VarlenLayer:
             # Splitting the keys over thread blocks depends on the longest stream of the batch: other mates, other bits.
             num_splits=1,
         )
-        return out[None]
+        assert isinstance(out, Tensor)
+        return out.unsqueeze(0)
 
 
 def _lengths(batch: RaggedBatch, device: torch.device) -> Lengths:

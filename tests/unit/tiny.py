@@ -17,7 +17,7 @@ def tiny_llama(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     layers: int = 2,
-    hidden: int = 32,
+    hidden: int = 64,
     heads: int = 4,
     kv_heads: int = 2,
     max_positions: int = 2048,

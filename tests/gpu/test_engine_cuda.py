@@ -1,0 +1,104 @@
+"""The engine on a CUDA device: the same assertions as on the CPU, on both attention paths."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from outrider.engine.batch import Span
+from outrider.engine.causal_lm import PagedCausalLM
+from outrider.engine.config import EngineConfig
+from outrider.engine.invariance import check_invariance
+from outrider.engine.kv_cache import LayerShape
+from outrider.engine.model import load_model
+from outrider.engine.probe import probe_error
+from outrider.engine.varlen import MIN_CAPABILITY, varlen_obstacle
+from outrider.errors import InvalidArgument
+from tests.unit.test_engine_attention import ARCHITECTURES, config_of
+from tests.unit.tiny import tiny_llama
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
+]
+
+DEVICE = "cuda:0"
+
+
+def needs_varlen() -> None:
+    if torch.cuda.get_device_capability(DEVICE) < MIN_CAPABILITY:
+        pytest.skip("paged FlashAttention needs compute capability 8.0")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("tiny"), vocab=256, hidden=128, heads=4, kv_heads=2)
+
+
+def load(folder: Path, dtype: torch.dtype) -> PagedCausalLM:
+    return PagedCausalLM(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(DEVICE))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_gather_path_agrees_with_the_plain_forward(name: str) -> None:
+    """Guards float32, soft caps and devices below capability 8.0."""
+    torch.manual_seed(3)
+    network = AutoModelForCausalLM.from_config(config_of(name), dtype=torch.float32).to(DEVICE)
+    assert probe_error(PagedCausalLM(network)) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen3"])
+def test_the_varlen_path_agrees_with_the_plain_forward(name: str) -> None:
+    """Guards page tables, sliding windows and grouped heads of paged FlashAttention."""
+    needs_varlen()
+    torch.manual_seed(3)
+    network = AutoModelForCausalLM.from_config(config_of(name), dtype=torch.float16).to(DEVICE)
+    paged = PagedCausalLM(network)
+    assert paged.backend == "varlen"
+    assert probe_error(paged) < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_logits_do_not_depend_on_chunking_or_company(folder: Path, dtype: torch.dtype) -> None:
+    """Guards the equality of text with and without speculation, bit for bit, wherever the start-up test claims it."""
+    network = load(folder, dtype)
+    verdict = check_invariance(network, 512)
+    if not verdict.invariant:
+        pytest.skip(f"this device is reported as not batch-invariant: {verdict.note}")
+    network.allocate_kv(64)
+    rng = random.Random(7)
+    ids = [rng.randrange(256) for _ in range(300)]
+    blocks = list(range(32)) if network.block_size < 256 else [3, 1]
+    mate = list(range(32, 64)) if network.block_size < 256 else [5, 6]
+    expected = network.forward([Span(0, ids, 0, 300, blocks, 0, 0)])
+    start = 0
+    for rows in [200, *[1] * 10, *[5] * 10, 9, 9, 22]:
+        spans = [Span(0, ids[start : start + rows], start, rows, blocks, 0, 0), Span(1, ids[:7], 0, 1, mate, 0, 0)]
+        assert torch.equal(network.forward(spans)[:rows], expected[start : start + rows])
+        start += rows
+
+
+def test_loading_reports_the_device_and_plans_its_memory(folder: Path) -> None:
+    """Guards the memory plan and what operators read in GetInfo."""
+    model = load_model(EngineConfig(model=str(folder), device=DEVICE, gpu_memory_utilization=0.2))
+    model.allocate_kv(model.num_blocks)
+    assert model.info.device_uuid not in ("", "cpu")
+    free, total = torch.cuda.mem_get_info(DEVICE)
+    assert free > 0.7 * total
+
+
+def test_pages_that_flash_attention_cannot_read_are_refused(folder: Path) -> None:
+    """Guards against an error from deep inside a kernel."""
+    needs_varlen()
+    with pytest.raises(InvalidArgument, match="multiples of 256"):
+        load_model(EngineConfig(model=str(folder), device=DEVICE, dtype="float16", block_size=16))
+
+
+def test_a_soft_cap_takes_the_gather_path() -> None:
+    """Guards against a kernel that drops the cap."""
+    shape = LayerShape(4, 2, 64, 64, None, 50.0, torch.float16, torch.device(DEVICE))
+    assert varlen_obstacle(shape) is not None
