@@ -107,6 +107,7 @@ class Backend:
         self._verifier = Verifier(
             self._block_manager,
             vocab=info.vocab_rows,
+            drawable=len(self._vocabulary.tokens) if self._vocabulary and not stub else info.vocab_rows,
             limits=Limits(self._config.max_num_seqs, self._config.max_num_batched_tokens, info.max_positions),
             lease_s=self._lease_s,
         )

@@ -34,6 +34,9 @@ U32 = NDArray[np.uint32]
 
 _NO_F32 = np.empty(0, np.float32)
 
+_CHUNK = 1 << 26
+"""Logits worked on at once: 256 MB of float32, and as much again for each of p and the residual."""
+
 
 class Round(NamedTuple):
     """A round to be judged.
@@ -89,9 +92,24 @@ def draws_dense(opened: StreamOpen) -> bool:
 def judge(logits: Tensor, rounds: Sequence[Round]) -> list[Verdict | OutriderError]:
     """The verdict on each round, or why one of its rows has no distribution.
 
+    Rows are worked on in chunks that bound the workspace; no row depends on the rows beside it.
+
     Args:
         logits: [sum of the rounds' rows, vocab] float32, in the order of the rounds.
     """
+    verdicts: list[Verdict | OutriderError] = []
+    start = stop = 0
+    chunk: list[Round] = []
+    for index, a_round in enumerate(rounds):
+        chunk.append(a_round)
+        stop += a_round.rows
+        if index + 1 == len(rounds) or (stop - start) * logits.shape[1] >= _CHUNK:
+            verdicts += _judge(logits[start:stop], chunk)
+            start, chunk = stop, []
+    return verdicts
+
+
+def _judge(logits: Tensor, rounds: list[Round]) -> list[Verdict | OutriderError]:
     starts = list(accumulate((a_round.rows for a_round in rounds), initial=0))
     by_way: dict[_Way, list[int]] = {}
     for index, a_round in enumerate(rounds):

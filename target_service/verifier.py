@@ -51,6 +51,7 @@ class Verifier:
     Args:
         block_manager: of the model's KV.
         vocab: rows of the model's output.
+        drawable: ids below this one may be drawn; rows behind it are padding that no tokenizer has a text for.
         limits: of a step and a stream.
         lease_s: seconds for which the streams of a lost link are kept.
         clock: `time.monotonic`, as the links stamp arrivals with it.
@@ -61,6 +62,7 @@ class Verifier:
         block_manager: BlockManager,
         *,
         vocab: int,
+        drawable: int,
         limits: Limits,
         lease_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -73,6 +75,7 @@ class Verifier:
             clock=clock,
         )
         self._clock = clock
+        self._drawable = drawable
         self._outbox = Outbox()
         self._intake = Intake(
             self.streams, self.scheduler, self._outbox, vocab=vocab, max_model_len=limits.max_model_len
@@ -108,6 +111,8 @@ class Verifier:
             stream.sequence.fed(span)
             if piece.last:
                 complete.append((piece, stream))
+        if self._drawable < logits.shape[1]:
+            logits[:, self._drawable :] = -math.inf
         rounds = [_round(stream) for _, stream in complete]
         verdicts = judge(logits, rounds) if rounds else []
         now = self._clock()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from outrider.distribution import TOTAL, CountRow
@@ -79,6 +80,7 @@ class Target:
         max_num_batched_tokens: int = 512,
         max_model_len: int = 2048,
         lease_s: float = 10.0,
+        drawable: int | None = None,
     ) -> None:
         self.model = model
         self.now = 0.0
@@ -87,6 +89,7 @@ class Target:
         self.verifier = Verifier(
             BlockManager(num_blocks, block_size),
             vocab=model.info.vocab_rows,
+            drawable=drawable or model.info.vocab_rows,
             limits=Limits(max_num_seqs, max_num_batched_tokens, max_model_len),
             lease_s=lease_s,
             clock=lambda: self.now,
@@ -109,6 +112,7 @@ class Target:
             )
         )
 
+    @torch.inference_mode()
     def step(self) -> bool:
         """Runs one step; waits for streams on their way pass in no time. False if nothing is to be done."""
         while True:

@@ -233,6 +233,20 @@ def test_an_id_that_the_target_lacks_is_an_ordinary_rejection(disjoint: Any, par
     assert again.status is Status.OK and again.emit[0] in _successors(1)
 
 
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_padding_rows_are_never_drawn(tmp_path: Path, params: SamplingParams) -> None:
+    """Guards against an id without a text: of 12 rows only 7 are in the tokenizer, and the law is nearly flat."""
+    table = np.full((12, 12), 0.08)
+    table[:, 11] = 0.12
+    target = Target(markov(table.tolist(), tmp_path), drawable=7)
+    stream = Stream(1, [1], params)
+    target.send(plain([stream], 300))
+    drawn = [verdict.bonus for verdict in target.settle()]
+    assert len(drawn) == 300 and max(drawn) < 7
+    verdict = ask(Target(markov(table.tolist(), tmp_path), drawable=7), Stream(2, [1], params), Draft([11, 3]))
+    assert verdict.status is Status.OK and verdict.p[0] == 0 and verdict.emit[0] < 7
+
+
 @pytest.mark.parametrize(
     ("tokens", "draft", "field"),
     [([1, 99], Draft([3]), "tokens"), ([1] * 47, Draft([3, 4]), "committed_lengths")],
@@ -368,6 +382,20 @@ def test_a_run_ends_with_the_tokens_or_the_context(max_tokens: int, max_model_le
     target = Target(script(*range(1, 40)), max_model_len=max_model_len)
     target.send(plain([Stream(1, [9, 9], SamplingParams(temperature=0.0, max_tokens=max_tokens))], 30))
     assert len(target.settle()) == expected
+
+
+def test_many_answers_of_one_token_all_end() -> None:
+    """Guards against a full batch that never empties when every stream ends with its prompt: 200 streams, 64 seats."""
+    target = Target(script(5), num_blocks=100)
+    streams = [Stream(index, [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=1)) for index in range(200)]
+    bonuses = []
+    for start in range(0, 200, 50):
+        target.send(plain(streams[start : start + 50], 4))
+        verdicts = target.settle()
+        bonuses += [verdict.bonus for verdict in verdicts]
+        target.send(close(*(verdict.stream_id for verdict in verdicts)))
+    assert bonuses == [5] * 200
+    assert target.link.finished == 200 and len(target.verifier.streams) == 0
 
 
 # ---- KV ----
