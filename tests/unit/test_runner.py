@@ -234,7 +234,7 @@ def test_closing_finishes_what_was_taken(rig):
     rig.model.gate.set()
     assert [answer.result(TIMEOUT_S)[0] for answer in answers] == [1.0, 2.0, 3.0]
     closer.join(TIMEOUT_S)
-    with pytest.raises(Unavailable, match="closing|stopped"):
+    with pytest.raises(Unavailable, match=r"closing|stopped"):
         rig.runner.submit((4, Future()))
 
 
