@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-WITHIN_S = 90.0
-"""How long anything may take before a test fails; far above what a loaded machine needs."""
+from tests.e2e.processes import WITHIN_S, Part, answers, coordinator, free_port, wait_gone
+
 MAX_RESIDENT_BYTES = 1_500_000_000
 
 FOREIGN = """
@@ -42,84 +39,13 @@ shutil.rmtree(directory, ignore_errors=True)
 """
 
 
-@dataclass
-class Running:
-    """A coordinator process without a target, and what it wrote."""
-
-    process: subprocess.Popen[str]
-    port: int
-    log: Path
-    home: Path
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def family(self) -> list[psutil.Process]:
-        """The coordinator's process and all below it."""
-        main = psutil.Process(self.process.pid)
-        return [main, *main.children(recursive=True)]
-
-    def text(self) -> str:
-        return self.log.read_text()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def coordinator(folder: Path, **environment: str) -> Iterator[Running]:
-    """`python -m coordinator` whose HTTP door answers."""
-    folder.mkdir(parents=True, exist_ok=True)
-    log, port = folder / "log", free_port()
-    arguments = ["--target", f"127.0.0.1:{free_port()}", "--port", str(port), "--grpc-port", "0"]
-    with open(log, "w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "coordinator", *arguments],
-            stdout=output,
-            stderr=output,
-            text=True,
-            env={**os.environ, "HOME": str(folder), **environment},
-            start_new_session=True,
-        )
-    running = Running(process, port, log, folder)
-    try:
-        end = time.monotonic() + WITHIN_S
-        while not answers(running.url + "/health"):
-            assert process.poll() is None, running.text()
-            assert time.monotonic() < end, running.text()
-            time.sleep(0.05)
-        yield running
-    finally:
-        if process.poll() is None:
-            process.terminate()
-        process.wait(WITHIN_S)
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=5.0, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
-def wait_gone(processes: list[psutil.Process]) -> list[str]:
-    """Command lines of those that are still there at the end."""
-    _, alive = psutil.wait_procs(processes, timeout=30.0)
-    return [" ".join(process.cmdline()) for process in alive]
-
-
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Part]:
     with coordinator(tmp_path_factory.mktemp("coordinator")) as running:
         yield running
 
 
-def test_it_is_small_and_holds_no_torch(running: Running) -> None:
+def test_it_is_small_and_holds_no_torch(running: Part) -> None:
     """Guards the memory of the whole stack: Ray and the replica, shared pages counted once."""
     family = running.family
     assert sum(process.memory_full_info().pss for process in family) < MAX_RESIDENT_BYTES
@@ -128,12 +54,12 @@ def test_it_is_small_and_holds_no_torch(running: Running) -> None:
         assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text(), process
 
 
-def test_it_leaves_no_trace_in_the_home_folder(running: Running) -> None:
+def test_it_leaves_no_trace_in_the_home_folder(running: Part) -> None:
     """Guards against tokens and settings that would reach other Rays of the same user."""
     assert not (running.home / ".ray").exists()
 
 
-def test_a_busy_port_names_itself(running: Running) -> None:
+def test_a_busy_port_names_itself(running: Part) -> None:
     """Guards against a failure that only Ray's log files explain."""
     command = [sys.executable, "-m", "coordinator", "--port", str(running.port), "--grpc-port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S)
@@ -143,7 +69,7 @@ def test_a_busy_port_names_itself(running: Running) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_without_a_target_it_is_alive_and_not_ready(running: Running) -> None:
+def test_without_a_target_it_is_alive_and_not_ready(running: Part) -> None:
     """Guards against restarts by a liveness probe for a fault that lies elsewhere."""
     assert httpx.get(running.url + "/ready", trust_env=False).status_code == 503
     response = httpx.post(running.url + "/v1/completions", json={"prompt": "hi"}, trust_env=False)

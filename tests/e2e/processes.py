@@ -1,0 +1,129 @@
+"""What the end-to-end tests share: parts as processes of their own, started as an operator starts them."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+WITHIN_S = 90.0
+"""How long anything may take before a test fails; far above what a loaded machine needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A running part.
+
+    Attributes:
+        home: its home folder, of its own.
+        port: of its gRPC server, or of the coordinator's HTTP door.
+    """
+
+    process: subprocess.Popen[str]
+    log: Path
+    home: Path
+    port: int
+
+    @property
+    def url(self) -> str:
+        """Of a coordinator."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def family(self) -> list[psutil.Process]:
+        """Its process and all below it."""
+        main = psutil.Process(self.process.pid)
+        return [main, *main.children(recursive=True)]
+
+    def text(self) -> str:
+        """What it wrote."""
+        return self.log.read_text()
+
+
+@contextmanager
+def service(module: str, model: str, folder: Path) -> Iterator[Part]:
+    """A draft or target service that listens; the coordinator waits for its model."""
+    with _part(module, ["--model", model, "--port", "0", "--threads", "1"], folder) as (process, log):
+        wait_for(lambda: _listening(log) is not None, process, log)
+        port = _listening(log)
+        assert port is not None
+        yield Part(process, log, folder, port)
+
+
+@contextmanager
+def coordinator(folder: Path, *arguments: str, path: str = "/health", **environment: str) -> Iterator[Part]:
+    """A coordinator that answers 200 at `path`."""
+    port = free_port()
+    given = ["--port", str(port), "--grpc-port", "0", *arguments]
+    with _part("coordinator", given, folder, **environment) as (process, log):
+        part = Part(process, log, folder, port)
+        wait_for(lambda: answers(part.url + path), process, log)
+        yield part
+
+
+@contextmanager
+def _part(
+    module: str, arguments: list[str], folder: Path, **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "log"
+    with open(log, "w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdout=output,
+            stderr=output,
+            text=True,
+            env={**os.environ, "HOME": str(folder), **environment},
+            start_new_session=True,
+        )
+    try:
+        yield process, log
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.wait(WITHIN_S)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], log: Path) -> None:
+    """Waits for something that the process does; shows its log if it does not."""
+    end = time.monotonic() + WITHIN_S
+    while not condition():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def answers(url: str) -> bool:
+    """Whether a GET is answered 200."""
+    try:
+        return httpx.get(url, timeout=5.0, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def wait_gone(processes: list[psutil.Process]) -> list[str]:
+    """Command lines of those that are still there at the end."""
+    _, alive = psutil.wait_procs(processes, timeout=30.0)
+    return [" ".join(process.cmdline()) for process in alive]
+
+
+def _listening(log: Path) -> int | None:
+    found = re.search(r"listening on \S+:(\d+)", log.read_text())
+    return int(found[1]) if found else None
