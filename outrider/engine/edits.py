@@ -118,7 +118,8 @@ def _penalise(logits: Tensor, rows: Sequence[RowContext]) -> None:
             continue
         tokens = arrays.setdefault(id(row.tokens), np.asarray(row.tokens, np.int64))[: row.length]
         if params.repetition_penalty != 1:
-            repeated.add(i, np.unique(tokens), params.repetition_penalty)
+            # Sorting a long prompt would cost more than writing the same value several times.
+            repeated.add(i, tokens, params.repetition_penalty)
         if params.presence_penalty or params.frequency_penalty:
             ids, counts = np.unique(tokens[row.prompt_len :], return_counts=True)
             subtracted.add(i, ids, params.presence_penalty + params.frequency_penalty * counts)

@@ -16,76 +16,23 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
 
-from outrider.engine.batch import Span
+from outrider.engine.worker import M, P, Step, StepTiming, Wait, Worker
 from outrider.errors import Unavailable
 
 if TYPE_CHECKING:
     from outrider.engine.model import Model
 
+__all__ = ["Runner", "RunnerStats", "Step", "StepTiming", "Wait", "Worker"]
+
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-M = TypeVar("M", contravariant=True)
-P = TypeVar("P")
-
-
-@dataclass(frozen=True, slots=True)
-class Step(Generic[P]):
-    """A forward pass to run now; `payload` is the worker's own note of what it is for."""
-
-    spans: Sequence[Span]
-    payload: P
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Nothing to run for `seconds`, unless a message arrives first."""
-
-    seconds: float
-
-
-class StepTiming(NamedTuple):
-    """How a step went.
-
-    Attributes:
-        started: `time.monotonic()` when it began.
-        forward_ms: the forward pass, device included.
-        streams: spans in the step.
-        tokens: tokens fed.
-    """
-
-    started: float
-    forward_ms: float
-    streams: int
-    tokens: int
-
-
-class Worker(Protocol[M, P]):
-    """What a service does with a model. All methods run in the engine thread; none may block.
-
-    An exception out of `receive` loses that message; out of `finish` it fails the step; out of `plan` or `fail` it
-    stops the engine, because then nobody knows what state the worker is in.
-    """
-
-    def receive(self, message: M) -> None:
-        """Takes in a submitted message."""
-
-    def plan(self) -> Step[P] | Wait | None:
-        """What to run next: a step; nothing for a while; or (None) nothing until the next message."""
-
-    def finish(self, step: Step[P], logits: Tensor, timing: StepTiming) -> None:
-        """Uses a step's logits, float32 [sum of wanted, vocab_rows] on the model's device."""
-
-    def fail(self, step: Step[P], error: Exception) -> None:
-        """The step could not be run or finished: answers its items with an error and frees what they held."""
 
 
 class RunnerStats(NamedTuple):
