@@ -88,7 +88,8 @@ class DraftService:
     async def close(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
-        await asyncio.to_thread(self._backend.close)
+        if self._backend.ready.done():  # a thread that is still loading ends with the process
+            await asyncio.to_thread(self._backend.close)
 
     async def _keep_watch(self) -> None:
         """Health follows the engine: a step that hangs makes the service NOT_SERVING until it ends."""

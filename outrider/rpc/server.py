@@ -146,4 +146,6 @@ def run(main: Coroutine[Any, Any, None]) -> int:
     except OutriderError as error:
         logger.error("%s", error)
         return 1
+    except KeyboardInterrupt:
+        return 130  # interrupted before it served; afterwards the signal drains
     return 0
