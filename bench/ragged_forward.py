@@ -26,6 +26,7 @@ from transformers.utils import logging as hf_logging  # noqa: E402
 
 from outrider.engine.batch import Span  # noqa: E402
 from outrider.engine.causal_lm import PagedCausalLM  # noqa: E402
+from outrider.engine.packing import pack_linears  # noqa: E402
 
 
 class Cell(NamedTuple):
@@ -49,11 +50,14 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     dtype = getattr(torch, args.dtype)
     plain = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, attn_implementation="sdpa").eval()
-    paged = PagedCausalLM(AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype))
+    served = AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype)
+    packed = 0 if args.unpacked else pack_linears(served)
+    paged = PagedCausalLM(served)
     longest = max(args.context) + max(args.tokens)
     per_stream = -(-longest // paged.block_size)
     paged.allocate_kv(max(args.streams) * per_stream)
     print(f"{args.model}, {args.dtype}, {args.threads} threads, torch {torch.__version__}, {args.repeats} pairs a cell")
+    print(f"{packed} packed linear layers on the ragged side")
     print("streams tokens context  plain ms  ragged ms  ratio  ratio of fastest fifth")
     for context in args.context:
         for streams in args.streams:
@@ -72,6 +76,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--model", required=True, help="local model folder")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--unpacked", action="store_true", help="plain weight layout, to compare attention paths alone")
     parser.add_argument("--repeats", type=int, default=30, help="timed pairs per cell")
     for name, default in (("streams", "1,4,16"), ("tokens", "1,5,9"), ("context", "128,512")):
         parser.add_argument(f"--{name}", default=default, type=numbers, help=f"comma-separated, default {default}")

@@ -21,11 +21,12 @@ from outrider.engine.batch import EXACT_ROWS, Span, build_batch
 from outrider.engine.causal_lm import PagedCausalLM
 from outrider.engine.config import KEY_BLOCK
 from outrider.engine.kv_cache import KVCache, LayerShape
+from outrider.engine.packing import PackedLinear
 from outrider.engine.varlen import VarlenLayer
 
 log = logging.getLogger(__name__)
 
-# Every linear layer is tried at row counts up to FEW_ROWS; then, as far as these times allow, up to EXACT_ROWS and beyond.
+# Linear layers are tried at all row counts up to FEW_ROWS; as far as these times allow, up to EXACT_ROWS and beyond.
 FEW_ROWS = 16
 EXACT_ROWS_S = 10.0
 ALL_ROWS_S = 3.0
@@ -185,13 +186,13 @@ def _linear_layers(network: nn.Module) -> Iterator[tuple[Any, int, torch.dtype]]
     """One linear layer of each shape, with its input width and dtype."""
     seen = set()
     for module in network.modules():
-        if isinstance(module, nn.Linear):
-            width = module.in_features
+        if isinstance(module, nn.Linear | PackedLinear):
+            width, height = module.in_features, module.out_features
         elif isinstance(module, Conv1D):
-            width = module.weight.shape[0]
+            width, height = module.weight.shape
         else:
             continue
-        kind = (type(module), tuple(module.weight.shape), module.bias is not None, module.weight.dtype)
+        kind = (type(module), width, height, module.bias is not None, module.weight.dtype)
         if kind not in seen and module.weight.dtype.is_floating_point:
             seen.add(kind)
             yield module, width, module.weight.dtype

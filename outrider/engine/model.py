@@ -19,6 +19,7 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.info import ModelInfo, device_names, eos_ids, name_and_revision, weight_hash
 from outrider.engine.invariance import check_invariance
 from outrider.engine.kv_cache import plan_blocks
+from outrider.engine.packing import pack_linears
 from outrider.engine.probe import probe_architecture, probe_weights
 from outrider.engine.support import architecture_of, check_supported, longest_stream
 from outrider.errors import InvalidArgument, ModelUnavailable
@@ -84,7 +85,10 @@ def load_model(config: EngineConfig) -> LoadedModel:
     _set_threads(config, dtype)
     register()
     probe_architecture(hf_config, trust_remote_code=config.trust_remote_code)
-    network = PagedCausalLM(_read_weights(config, hf_config, dtype), config.block_size)
+    weights = _read_weights(config, hf_config, dtype)
+    parameters = sum(weight.numel() for weight in weights.parameters())
+    packed = pack_linears(weights)
+    network = PagedCausalLM(weights, config.block_size)
     probe_weights(network)
     verdict = check_invariance(network, config.max_num_batched_tokens)
     num_blocks = plan_blocks(
@@ -104,7 +108,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         revision=config.revision or revision,
         architecture=architecture_of(hf_config),
         vocab_rows=network.vocab_rows,
-        parameters=sum(weight.numel() for weight in network.network.parameters()),
+        parameters=parameters,
         dtype=str(dtype).removeprefix("torch."),
         device=str(network.device),
         device_name=name,
@@ -120,11 +124,12 @@ def load_model(config: EngineConfig) -> LoadedModel:
         block_size=network.block_size,
     )
     log.info(
-        "loaded %s (%s, %.0f M parameters, %s, %s attention, %s) in %.1f s",
+        "loaded %s (%s, %.0f M parameters, %s, %d packed layers, %s attention, %s) in %.1f s",
         info.model_id,
         info.architecture,
         info.parameters / 1e6,
         info.dtype,
+        packed,
         info.attention_backend,
         "batch-invariant" if info.invariant else "not batch-invariant",
         time.monotonic() - started,
@@ -195,11 +200,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _workspace_bytes(config: EngineConfig, network: PagedCausalLM) -> int:
-    widest = max(
-        max(weight.shape)
-        for weight in network.network.parameters()
-        if weight.dim() == 2 and weight.shape[0] != network.vocab_rows
-    )
+    widths = (getattr(module, "out_features", 0) for module in network.network.modules())
+    widest = max((width for width in widths if width != network.vocab_rows), default=network.vocab_rows)
     activations = WORKSPACE_COPIES * config.max_num_batched_tokens * widest * network.dtype.itemsize
     logits = 2 * config.max_num_seqs * network.vocab_rows * 4
     return activations + logits

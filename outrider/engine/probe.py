@@ -61,8 +61,8 @@ def probe_architecture(config: PretrainedConfig, *, trust_remote_code: bool = Fa
         raise ModelRefused(f"{architecture}: a ragged pass over paged KV fails: {error}") from error
     if not difference <= REPLICA_TOLERANCE:
         raise ModelRefused(
-            f"{architecture}: ragged passes over paged KV differ from its plain forward (relative error {difference:.1e}); "
-            "its attention uses something that the engine does not compute"
+            f"{architecture}: ragged passes over paged KV differ from its plain forward (relative error "
+            f"{difference:.1e}); its attention uses something that the engine does not compute"
         )
     log.info("%s: ragged passes agree with the plain forward (relative error %.1e)", architecture, difference)
 

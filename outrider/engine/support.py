@@ -62,8 +62,8 @@ def longest_stream(config: PretrainedConfig, max_model_len: int | None) -> int:
         original = original or limit
         if longest > original:
             raise ModelRefused(
-                f"{architecture_of(config)}: beyond {original} positions, rope type '{kind}' takes frequencies that depend "
-                f"on the longest stream of the batch; set max_model_len to at most {original}"
+                f"{architecture_of(config)}: beyond {original} positions, rope type '{kind}' takes frequencies that "
+                f"depend on the longest stream of the batch; set max_model_len to at most {original}"
             )
     return longest
 

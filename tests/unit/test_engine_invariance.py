@@ -14,6 +14,7 @@ from outrider.engine import attention, batch, causal_lm
 from outrider.engine.batch import RowRule, Span
 from outrider.engine.causal_lm import PagedCausalLM
 from outrider.engine.invariance import check_invariance
+from outrider.engine.packing import can_pack, pack_linears
 from tests.unit.test_engine_attention import network_of
 from tests.unit.tiny import tiny_llama
 
@@ -121,6 +122,28 @@ def test_the_start_up_test_moves_to_a_stricter_row_rule(folder: Path, monkeypatc
     network = load(folder, torch.float32)
     assert check_invariance(network, 8).invariant
     assert network.rule == RowRule(4, 4)
+
+
+def test_packed_weights_give_the_same_bits(folder: Path) -> None:
+    """Guards the faster weight layout: it must be invisible in results, and invariant itself."""
+    if not can_pack(torch.bfloat16, torch.device("cpu")):
+        pytest.skip("this torch has no packed bfloat16 kernels")
+    plain = load(folder, torch.bfloat16)
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    assert pack_linears(network) == 2 * 7 + 1
+    packed = PagedCausalLM(network)
+    assert check_invariance(packed, 96).invariant
+    packed.allocate_kv(8)
+    for rows in (1, 5, 40):
+        span = Span(0, list(range(rows)), 0, rows, range(8), 0, 0)
+        assert torch.equal(packed.forward([span]), plain.forward([span]))
+
+
+def test_a_packed_layer_that_disagrees_is_left_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against wrong text from a kernel that misreads the layout."""
+    monkeypatch.setattr("outrider.engine.packing.PackedLinear.forward", lambda layer, rows: rows[..., :1] * 0 + 1)
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    assert pack_linears(network) == 0
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gemma2"])
