@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 from fastapi import FastAPI, Request
@@ -26,6 +28,9 @@ TIMEOUT_HEADER = "x-request-timeout"
 _SMALLEST_BODY_LIMIT = 1 << 20
 _BODY_BYTES_PER_TOKEN = 64
 """Ten times what a token takes as text, and eight times what it takes as a number."""
+
+_LARGE_BODY_BYTES = 1 << 16
+"""Parsing more than this takes longer than a turn of the event loop should."""
 
 
 def build_app(front: Callable[[], Front]) -> FastAPI:
@@ -85,7 +90,8 @@ def build_app(front: Callable[[], Front]) -> FastAPI:
 async def _answer(front: Front, request: Request, door: Door) -> Response:
     body = await _body(request, front)
     timeout_s = _timeout_s(request.headers.get(TIMEOUT_HEADER))
-    query, shape = parse(body, door, strict_fields=front.config.strict_fields, timeout_s=timeout_s)
+    parsing = partial(parse, body, door, strict_fields=front.config.strict_fields, timeout_s=timeout_s)
+    query, shape = await asyncio.to_thread(parsing) if len(body) > _LARGE_BODY_BYTES else parsing()
     front.metrics.ignored_fields.inc(len(shape.ignored))
     return Reply(front, query, shape)
 

@@ -101,13 +101,13 @@ class Writer:
 def speculation(stats: StreamStats) -> dict[str, Any]:
     """The object `metrics.speculative_decoding`: vLLM's, and the rule that ran.
 
-    Mean acceptance length = 1 + accepted / rounds with a draft; draft acceptance rate = accepted / drafted. None where
-    nothing was drafted.
+    Mean acceptance length = 1 + accepted / rounds with a draft; draft acceptance rate = accepted / drafted. Both are 0
+    where nothing was drafted.
     """
     steps, drafted, accepted = stats.num_spec_steps, stats.num_draft_tokens, stats.num_accepted_draft_tokens
     return {
-        "mean_acceptance_length": 1 + accepted / steps if steps else None,
-        "draft_acceptance_rate": accepted / drafted if drafted else None,
+        "mean_acceptance_length": 1 + accepted / steps if steps else 0.0,
+        "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
         "acceptance_histogram": stats.acceptance_histogram,
         "num_spec_steps": steps,
         "num_accepted_draft_tokens": accepted,

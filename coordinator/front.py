@@ -139,6 +139,7 @@ class Front:
                 stack.push_async_callback(streams[-1].aclose)
             answer = Answer(prepared, streams, self.metrics, arrived_s)
             stack.push_async_callback(answer.aclose)
+            stack.callback(_log, answer, arrived_s)
             yield answer
 
     async def _load(self) -> None:
@@ -157,6 +158,12 @@ class Front:
             running = self.config.max_num_seqs or target.max_num_seqs
             self._admission = Admission(running, running * self.config.queue_factor)
             logger.info("serving %s (%d answers at once)", self._model.name, running)
+
+
+def _log(answer: Answer, arrived_s: float) -> None:
+    """One line per request, at its end."""
+    usage, elapsed_s = answer.usage, time.monotonic() - arrived_s
+    logger.info("%d prompt and %d generated tokens in %.3f s", usage.prompt_tokens, usage.completion_tokens, elapsed_s)
 
 
 def _served_model(files: dict[str, bytes], target: PartInfo, config: FrontConfig) -> ServedModel:

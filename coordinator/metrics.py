@@ -42,7 +42,7 @@ class Metrics:
         self.e2e = histogram("e2e_request_latency_seconds", "From arrival to the end of the answer.", _E2E_S)
         for reason in FINISHED:
             self.requests.labels(reason)
-        for status in ("400", "404", "429", "503"):
+        for status in ("400", "404", "429", "500", "503", "504"):
             self.rejected.labels(status)
 
     def watch(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:

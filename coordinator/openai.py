@@ -50,7 +50,7 @@ class _Request(_Body):
     presence_penalty: FiniteFloat | None = None
     frequency_penalty: FiniteFloat | None = None
     repetition_penalty: FiniteFloat | None = None
-    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,10}$")], FiniteFloat] = {}
+    logit_bias: dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")], FiniteFloat] = {}
     allowed_token_ids: list[TokenId] = []
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] = []

@@ -25,7 +25,7 @@ class Tokenizer:
     """Text to ids and back, and conversations to ids.
 
     Attributes:
-        size: ids known, added ones included.
+        size: all ids are below it, added ones included.
         special_ids: ids without text of their own, such as end-of-sequence.
     """
 
@@ -35,7 +35,7 @@ class Tokenizer:
         self._backend = backend
         self._bos_id = bos_id
         self._template = template
-        self.size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         added = backend.get_added_tokens_decoder()
         self._special_by_text = {token.content: token_id for token_id, token in added.items() if token.special}
         self.special_ids = frozenset(self._special_by_text.values())
