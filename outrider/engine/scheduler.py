@@ -96,7 +96,7 @@ class _Stream:
     admitted: bool = False
     work: Work | None = None
     arrived: int = 0
-    """Order of arrival of the work, over all streams."""
+    """Order of arrival of the work, over all streams; 0 before the first."""
     gamma: int = 0
     """Slots of the last item answered."""
     answered_s: float | None = None
@@ -150,8 +150,9 @@ class Scheduler:
         if stream.answered_s is not None:
             self._return_time.observe(stream.gamma, arrived_s - stream.answered_s)
             stream.answered_s = None
-        self._arrivals += 1
-        stream.arrived = self._arrivals
+        if stream.admitted or not stream.arrived:  # Who waits for room keeps its place, however often it asks.
+            self._arrivals += 1
+            stream.arrived = self._arrivals
         stream.work = work
 
     def answered(self, stream_id: int, gamma: int) -> None:

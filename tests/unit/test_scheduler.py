@@ -231,6 +231,21 @@ def test_a_new_stream_waits_for_room_and_costs_nobody_their_blocks() -> None:
     assert [piece.stream_id for piece in scheduler.form().pieces] == [1]
 
 
+def test_asking_again_costs_no_place_in_the_queue_for_room() -> None:
+    """Guards against starvation of a long prompt whose coordinator asks again while it waits."""
+    scheduler = ready_scheduler(blocks=4, streams=3)
+    scheduler.submit(0, Work(40, 40, 1), arrived_s=0.0)
+    scheduler.ran(scheduler.form().pieces, 0.1)
+    scheduler.answered(0, 0)
+    scheduler.submit(1, Work(40, 40, 1), arrived_s=0.0)
+    scheduler.submit(2, Work(40, 40, 1), arrived_s=0.0)
+    scheduler.withdraw(1)
+    scheduler.submit(1, Work(40, 40, 1), arrived_s=0.0)
+    scheduler._pool.release(0)
+    scheduler.close(0)
+    assert [piece.stream_id for piece in scheduler.form().pieces] == [1]
+
+
 def test_the_youngest_stream_yields_when_the_pool_is_full() -> None:
     """Guards against a deadlock of running streams that all need one more block."""
     scheduler = ready_scheduler(blocks=5, streams=2)
