@@ -16,7 +16,7 @@ import grpc
 
 from coordinator.links import LinkKind, Reply, Row
 from coordinator.parts import PartInfo, check_versions
-from outrider.errors import InvalidArgument, OutriderError, Unavailable
+from outrider.errors import InvalidArgument, Mismatch, OutriderError, Unavailable
 from outrider.rpc.errors import from_rpc_error
 from outrider.rpc.hello import Hello, HelloReply
 from outrider.rpc.options import (
@@ -169,7 +169,7 @@ class Link(Generic[Row, Reply]):
     async def _run(self, channel: grpc.aio.Channel) -> None:
         pause_ms = RECONNECT_BACKOFF_INITIAL_MS
         while True:
-            was_up = nonsense = False
+            was_up = nonsense = refused = False
             try:
                 await self._connect(channel)
                 was_up = True
@@ -180,7 +180,7 @@ class Link(Generic[Row, Reply]):
             except InvalidArgument as error:
                 reason, nonsense = f"a message that makes no sense: {error}", was_up
             except OutriderError as error:
-                reason = str(error)
+                reason, refused = str(error), isinstance(error, Mismatch)
             except TimeoutError:
                 reason = "no answer in time"
             except asyncio.InvalidStateError:
@@ -197,7 +197,7 @@ class Link(Generic[Row, Reply]):
                 if self._call is not None:
                     self._call.cancel()
                     self._call = None
-            self._went_down(f"{self._peer}: {self._restart_reason or reason}", nonsense=nonsense)
+            self._went_down(f"{self._peer}: {self._restart_reason or reason}", nonsense=nonsense, refused=refused)
             pause_ms = RECONNECT_BACKOFF_INITIAL_MS if was_up else min(2 * pause_ms, RECONNECT_BACKOFF_MAX_MS)
             await asyncio.sleep(pause_ms / 1_000)
 
@@ -225,9 +225,10 @@ class Link(Generic[Row, Reply]):
         self._listener.up(self, new_instance=new_instance)
         self._wake.set()
 
-    def _went_down(self, reason: str, *, nonsense: bool) -> None:
+    def _went_down(self, reason: str, *, nonsense: bool, refused: bool) -> None:
         if reason != self.reason:
-            logger.warning("%s", reason)
+            # A service that is not there yet is nothing to warn of; one that was, or that does not fit, is.
+            logger.log(logging.WARNING if self.is_up or refused else logging.INFO, "%s", reason)
         was_up, self.is_up, self.reason, self._restart_reason = self.is_up, False, reason, ""
         self._outbox.clear()
         self._in_flight.clear()

