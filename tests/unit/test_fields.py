@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,3 +63,9 @@ def test_unknown_fields_are_named_or_refused() -> None:
 def test_a_field_of_the_other_endpoint_is_unknown() -> None:
     """Guards against `messages` sent to completions being taken for an answerable request."""
     assert split({"messages": []}, Door.COMPLETIONS).ignored == ("messages",)
+
+
+def test_the_documentation_lists_every_field() -> None:
+    """Guards the table in the docs against fields that came later."""
+    text = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text("utf-8")
+    assert [name for name in FIELDS if f"`{name}`" not in text] == []
