@@ -10,9 +10,9 @@ import numpy as np
 
 from outrider.errors import Status
 from outrider.seam import Cut, Replies, Timings, VerdictBatch
-from target_service.scoring import Verdict
+from target_service.round import NO_F32, Verdict
 
-NO_VERDICT = Verdict(np.empty(0, np.float32), np.empty(0, np.uint32), 0)
+NO_VERDICT = Verdict(NO_F32, np.empty(0, np.uint32), 0)
 _NO_STEP = Timings()
 
 

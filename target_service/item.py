@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from outrider.engine.scheduler import Work
+from outrider.engine.formation import Work
 from outrider.engine.sequence import Sequence
 from outrider.sampling import SamplingParams
 from outrider.seam import StreamOpen

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum, auto
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,52 +26,10 @@ from outrider.errors import OutriderError
 from outrider.noise import Role, gumbel_row_keys, uniforms
 from outrider.sampling import Form, Rule
 from outrider.seam import StreamOpen
-from target_service.proposal import Proposal
-
-F32 = NDArray[np.float32]
-U32 = NDArray[np.uint32]
-
-_NO_F32 = np.empty(0, np.float32)
+from target_service.round import NO_F32, Round, Verdict
 
 _CHUNK = 1 << 26
 """Logits worked on at once: 256 MB of float32, and as much again for each of p and the residual."""
-
-
-class Round(NamedTuple):
-    """A round to be judged.
-
-    Attributes:
-        opened: the stream's parameters and keys.
-        tokens: its tokens, the fed drafted ones included.
-        committed: committed length at the start of the round.
-        proposal: the slots.
-    """
-
-    opened: StreamOpen
-    tokens: Sequence[int]
-    committed: int
-    proposal: Proposal
-
-    @property
-    def rows(self) -> int:
-        """Logits rows of the round."""
-        return len(self.proposal.x) + 1
-
-
-class Verdict(NamedTuple):
-    """What goes back for a round of m answered slots.
-
-    Attributes:
-        p: float32 [m], p_i(x_i); zeros where the rule does not need it.
-        emit: uint32 [m], the token emitted if the slot is the first one rejected.
-        bonus: the token of the row behind the last slot; any id where the last slot is blocked.
-        dense_p: float32 [(m + 1) x vocab] in the dense form, else empty.
-    """
-
-    p: F32
-    emit: U32
-    bonus: int
-    dense_p: F32 = _NO_F32
 
 
 class _Way(Enum):
@@ -207,7 +164,7 @@ def _sparse(p: Tensor, rounds: list[Round], faults: dict[int, OutriderError]) ->
 
     # Slot i of a round is judged on row i: the row before its token.
     slot_rows = np.array([start + i for start, n in zip(starts, slots, strict=False) for i in range(n)], np.int64)
-    p_x, emit = _NO_F32, np.empty(0, np.int64)
+    p_x, emit = NO_F32, np.empty(0, np.int64)
     if len(slot_rows):
         x = [token for a_round in rounds for token in (*a_round.proposal.x, *([-1] * a_round.proposal.blocked))]
         ids = torch.tensor(x, device=device)

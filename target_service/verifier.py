@@ -22,15 +22,17 @@ import torch
 
 from outrider.engine.batch import Span
 from outrider.engine.block_manager import BlockManager
+from outrider.engine.formation import Piece
 from outrider.engine.runner import Step, StepTiming, Wait
-from outrider.engine.scheduler import Piece, Scheduler
+from outrider.engine.scheduler import Scheduler
 from outrider.engine.streams import Streams
 from outrider.errors import OutriderError, Overloaded, Preempted
 from outrider.seam import Timings
 from target_service.answers import Answer, Outbox
 from target_service.intake import Intake, Message
 from target_service.item import Stream, stops
-from target_service.scoring import Round, Verdict, judge
+from target_service.round import Round, Verdict
+from target_service.scoring import judge
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+from outrider.engine.formation import Formation, Piece, Work
 from outrider.engine.pace import ReturnTime, StepTime
-from outrider.engine.scheduler import Formation, Piece, Scheduler, Work
+from outrider.engine.scheduler import Scheduler
 
 
 class Clock:

@@ -16,7 +16,8 @@ from outrider.sampling import SamplingParams
 from outrider.seam import Slots, StreamOpen
 from target_service import scoring
 from target_service.proposal import read_proposals
-from target_service.scoring import Round, Verdict, judge
+from target_service.round import Round, Verdict
+from target_service.scoring import judge
 
 GRID = 840
 """Every threshold below is a multiple of 1/8 divided by at most 8/8, so it lies on a multiple of 1/840."""
