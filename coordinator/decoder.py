@@ -36,8 +36,9 @@ __all__ = ["Decoder", "DecoderConfig", "DecodingRequest", "Emission", "Stream", 
 logger = logging.getLogger(__name__)
 
 _WATCH_S = 0.25
-_PATIENT_RUN = 2
-"""Tokens of a plain run that only bridges a short wait for the draft."""
+_BRIDGE_RUN = 4
+"""Tokens of a plain run that only bridges a wait for the draft, so that drafting begins soon after it is over."""
+_BRIDGING = ("catching_up", "held")
 
 
 class Decoder:
@@ -249,8 +250,7 @@ class Decoder:
                 limits.append(limit)
                 continue
             self.counters.draft_skipped[reason] += 1
-            bridging = reason in ("catching_up", "held")
-            self._run(stream, _PATIENT_RUN if bridging else self._config.run_credit)
+            self._run(stream, self._credit(reason))
         if not drafting:
             return
         gammas = self._gammas(drafting, limits)
@@ -311,21 +311,21 @@ class Decoder:
         row = decoding.run(stream.state, min(credit, room), stream_deadline_ms=stream.left_ms)
         self._target.post(stream, row)
 
+    def _credit(self, reason: str | None) -> int:
+        """Tokens that a plain run may be ahead."""
+        return min(_BRIDGE_RUN, self._config.run_credit) if reason in _BRIDGING else self._config.run_credit
+
     def _top_up(self, stream: Stream) -> None:
         """Extends a plain run that is half used up, or lets it drain because the stream is to draft again."""
-        credit, left = self._config.run_credit, stream.state.run_end - stream.state.committed
-        info = self._target.info
-        if stream.draining or left > credit // 2 or info is None:
-            return
-        if left >= decoding.room(stream.state, info.max_model_len):
+        state, info = stream.state, self._target.info
+        left = state.run_end - state.committed
+        if stream.draining or info is None or left > self._config.run_credit // 2:
             return
         reason, _ = self._draft_limit(stream)
-        if reason is None:
-            stream.draining = self._wanted(stream) is not None or self._controller.wants(stream.state.stream_id)
-        elif reason in ("catching_up", "held"):
+        if reason is None and (self._wanted(stream) is not None or self._controller.wants(state.stream_id)):
             stream.draining = True
-        if not stream.draining:
-            self._run(stream, credit)
+        elif left <= self._credit(reason) // 2 and left < decoding.room(state, info.max_model_len):
+            self._run(stream, self._credit(reason))
 
     def _on_watch(self) -> None:
         self._target.watch(time.monotonic())

@@ -13,6 +13,7 @@ Letters are the paper's (Leviathan et al., arXiv 2211.17192): p target, q draft,
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -31,6 +32,8 @@ from coordinator.state import (
 )
 from outrider.errors import InvalidArgument, Status
 from outrider.seam import Cut, ProposalBatch, VerdictBatch
+
+logger = logging.getLogger(__name__)
 
 
 class ProposalAnswer(NamedTuple):
@@ -202,14 +205,25 @@ def receive_verdicts(
         status, message = Status(statuses[index]), replies.errors.get(index, "")
         if status is not Status.OK:
             state.target.outstanding = None
-            answers.append(VerdictAnswer(state, status, message, None, RoundCount(0, 0, 0), Cut.NONE, cached[index]))
+            answers.append(_failed(state, status, message, cached[index]))
             continue
         k, token = outcomes.get(index, (0, bonus[index]))
-        emission, count = conclude(state, k, token, slots_done[index], cached[index], max_model_len)
+        try:
+            emission, tally = conclude(state, k, token, slots_done[index], cached[index], max_model_len)
+        except Exception as error:
+            # The search for stop strings is the caller's code; if it fails, it ends its own stream and no other.
+            logger.exception("stream %016x: its stop strings could not be looked for", stream_id)
+            state.target.outstanding = None
+            answers.append(_failed(state, Status.INTERNAL, f"{type(error).__name__}: {error}", cached[index]))
+            continue
         answers.append(
-            VerdictAnswer(state, status, message, emission, count, Cut(int(batch.cuts[index])), cached[index])
+            VerdictAnswer(state, status, message, emission, tally, Cut(int(batch.cuts[index])), cached[index])
         )
     return answers
+
+
+def _failed(state: StreamState, status: Status, message: str, cached: int) -> VerdictAnswer:
+    return VerdictAnswer(state, status, message, None, RoundCount(0, 0, 0), Cut.NONE, cached)
 
 
 def conclude(

@@ -34,10 +34,9 @@ OVERDUE_FACTOR = 3.0
 """A proposal is overdue after its own deadline and then this many times what such a proposal takes, or the floor."""
 UNMEASURED_S = 2.0
 """How long a proposal may take while nothing has been measured."""
-CATCH_UP_LIMIT_S = 30.0
-"""How long a prefill of the draft may take before it counts as failed."""
-PROBE_LIMIT_S = 4.0
-"""How long the trial of a draft that is out may take."""
+CATCH_UP_LIMIT_S = 2.0
+CATCH_UP_TOKEN_S = 0.005
+"""A catch-up is overdue after the limit and this much per token of all of them, if the draft says nothing meanwhile."""
 HOLD_S = 0.5
 """Seconds for which a stream whose proposal was overdue is decoded plainly."""
 
@@ -79,6 +78,8 @@ class DraftSide:
         self._plain = plain
         self._admitted: tuple[str, str, U32] | None = None
         self._refused = ""
+        self._heard_s = 0.0
+        self._probe: Stream | None = None
 
     # ---- asking ----
 
@@ -92,7 +93,7 @@ class DraftSide:
             return "no_draft"
         if self.health.out_reason is not None:
             if self.health.may_probe(now_s) and draft.outstanding is None:
-                self.health.probing = True
+                self.health.probing, self._probe = True, stream
                 self.catch_up(stream)
             return "out"
         if draft.outstanding is not None:
@@ -109,13 +110,10 @@ class DraftSide:
         if self.link is None or not self.link.is_up or stream.state.draft.outstanding is not None:
             return
         self._post(stream, decoding.catch_up(stream.state, stream_deadline_ms=stream.left_ms))
-        limit_s = PROBE_LIMIT_S if self.health.probing else CATCH_UP_LIMIT_S
-        generation = stream.state.draft.generation
-        asyncio.get_running_loop().call_later(limit_s, self._check_overdue, [(stream, generation)], limit_s)
-
-    def lagging(self, stream: Stream) -> bool:
-        """Whether the draft would have to catch up before it can propose."""
-        return stream.state.committed - stream.state.draft.held > CATCH_UP_TOKENS
+        missing = sum(other.state.committed - other.state.draft.held for other in self._streams if _catching_up(other))
+        limit_s = CATCH_UP_LIMIT_S + CATCH_UP_TOKEN_S * missing
+        item = [(stream, stream.state.draft.generation)]
+        asyncio.get_running_loop().call_later(limit_s, self._check_catch_up, item, limit_s)
 
     def ask(self, streams: Sequence[Stream], gammas: Sequence[int]) -> None:
         """Asks for proposals; those of one call leave in one message and share one timer."""
@@ -135,6 +133,8 @@ class DraftSide:
 
     def close(self, stream: Stream) -> None:
         """The stream ended: the draft frees what it holds of it."""
+        if stream is self._probe:
+            self.health.probing, self._probe = False, None  # its answer will go unread; the next stream tries
         if self.link is not None and stream.state.draft.opened:
             self.link.close_stream(stream.state.stream_id)
 
@@ -197,7 +197,7 @@ class DraftSide:
 
     def received(self, link: Link[ProposeRow, ProposalBatch], batch: ProposalBatch) -> None:
         answers = decoding.receive_proposals(self._streams.states, batch)
-        now_s = time.monotonic()
+        now_s = self._heard_s = time.monotonic()
         proposed: list[ProposalAnswer] = []
         plain: list[Stream] = []
         slowest_s: dict[int, float] = {}
@@ -229,6 +229,7 @@ class DraftSide:
     def _refusal(self, stream: Stream, answer: ProposalAnswer, now_s: float) -> None:
         """What an item that was not served says about the draft."""
         draft, status = answer.state.draft, answer.status
+        self.health.probing = False
         if status in (Status.NOT_FOUND, Status.ABORTED):
             draft.forget()
         elif status is Status.FAILED_PRECONDITION and answer.proposal.draft_cached < draft.held:
@@ -245,6 +246,13 @@ class DraftSide:
                 self._abandon()
 
     # ---- giving up ----
+
+    def _check_catch_up(self, item: Sequence[tuple[Stream, int]], limit_s: float) -> None:
+        """A prefill may take long; only a draft that says nothing at all meanwhile is taken to hang."""
+        if self._heard_s > item[0][0].asked_s:
+            asyncio.get_running_loop().call_later(limit_s, self._check_overdue, item, 2 * limit_s)
+        else:
+            self._check_overdue(item, limit_s)
 
     def _check_overdue(self, waited_for: Sequence[tuple[Stream, int]], limit_s: float) -> None:
         """Gives up what has not been answered by now; several items of one message are one failure."""
@@ -295,3 +303,7 @@ class DraftSide:
             else:
                 state.draft.give_up()
         return drafting
+
+
+def _catching_up(stream: Stream) -> bool:
+    return stream.state.draft.outstanding is not None and stream.state.phase is not Phase.DRAFTING

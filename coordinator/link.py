@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 _GREETING_TIMEOUT_S = 5.0
 _FAREWELL_TIMEOUT_S = 1.0
+_MOST_CLOSED = 65_536
+"""Ids of closed streams kept while a service is away; it drops them by itself when the lease ends."""
 
 
 class Listener(Protocol[Row, Reply]):
@@ -114,8 +116,9 @@ class Link(Generic[Row, Reply]):
     def close_stream(self, stream_id: int) -> None:
         """Tells the service that the stream has ended, with the next message or after the next connect."""
         self.withdraw(stream_id)
-        self._closed.append(stream_id)
-        self._wake.set()
+        if len(self._closed) < _MOST_CLOSED:
+            self._closed.append(stream_id)
+            self._wake.set()
 
     def _collect(self) -> tuple[list[Row], list[int]]:
         """What leaves now: the rows that have a seat, and all closed ids."""

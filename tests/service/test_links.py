@@ -11,9 +11,13 @@ import torch
 
 from coordinator.decoder import Decoder
 from coordinator.link import Link
+from draft_service.config import DraftConfig
+from draft_service.service import DraftService
 from outrider.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from outrider.rpc import options
 from outrider.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
+from target_service.config import TargetConfig
+from target_service.service import TargetService
 from tests.service.harness import channel_to
 from tests.service.stack import answer, answers, config, decoder, draft_service, pair, request, target_service, until
 from tests.unit.tiny import tiny_llama
@@ -240,6 +244,70 @@ class TestReconnect:
         assert len(asyncio.all_tasks()) <= tasks + 2
         await made.close()
         await until(lambda: len(asyncio.all_tasks()) == 1)
+
+
+class TestHang:
+    """A process that stands still keeps its connections up."""
+
+    async def test_hung_draft_costs_speed_only_and_is_back_soon_after(self) -> None:
+        async with target_service(f"stub:script?{SCRIPT}&fixed_ms=10") as target:
+            service = DraftService(DraftConfig(model=f"stub:perfect?{SCRIPT}", port=0, threads=1))
+            port = await service.start()
+            await service.ready()
+            async with decoder(target, port, num_speculative_tokens=2) as made:
+                running = asyncio.create_task(answer(made, request([1], 400, temperature=0.0)))
+                await until(lambda: made.counters.num_drafts >= 20)
+                awake = threading.Event()
+                hang = service._backend._runner.call(awake.wait)  # type: ignore[attr-defined]
+                await until(lambda: made.state.degraded != [])
+                assert made.counters.draft_failures["overdue"] >= 2
+                emitted = made.counters.generated_tokens
+                await until(lambda: made.counters.generated_tokens >= emitted + 20)
+                awake.set()
+                hang.result()
+                drafts = made.counters.num_drafts
+                await until(lambda: made.counters.num_drafts > drafts, within_s=5.0)
+                assert (await running).tokens == TOKENS[:400]
+                assert made.state.degraded == []
+            await service.stop()
+
+    async def test_trial_of_a_hung_draft_may_end_with_its_stream(self) -> None:
+        """The answer to the trial goes unread; another stream must try, or the draft is out for good."""
+        async with target_service(f"stub:script?{SCRIPT}&fixed_ms=10") as target:
+            service = DraftService(DraftConfig(model=f"stub:perfect?{SCRIPT}", port=0, threads=1))
+            port = await service.start()
+            await service.ready()
+            async with decoder(target, port, num_speculative_tokens=2) as made:
+                health = made._draft.health
+                first = made.open(request([1], 400, temperature=0.0))
+                await until(lambda: made.counters.num_drafts >= 5)
+                awake = threading.Event()
+                hang = service._backend._runner.call(awake.wait)  # type: ignore[attr-defined]
+                health.take_out("by the test", 0.0)
+                await until(lambda: health.probing)
+                await first.aclose()
+                awake.set()
+                hang.result()
+                drafts = made.counters.num_drafts
+                running = asyncio.create_task(answer(made, request([2], 400, temperature=0.0)))
+                await until(lambda: made.counters.num_drafts > drafts, within_s=5.0)
+                assert (await running).tokens == TOKENS[:400]
+            await service.stop()
+
+    async def test_silent_target_is_connected_to_anew_and_the_text_goes_on(self) -> None:
+        service = TargetService(TargetConfig(model=f"stub:script?{SCRIPT}&fixed_ms=5", port=0, threads=1))
+        port = await service.start()
+        await service.ready()
+        async with decoder(port) as made:
+            running = asyncio.create_task(answers(made, [request([1 + i], 300, temperature=0.0) for i in range(2)]))
+            await until(lambda: made.counters.generated_tokens >= 100)
+            awake = threading.Event()
+            hang = service._backend._runner.call(awake.wait)
+            await until(lambda: made._target.links[0]._epoch >= 2)
+            awake.set()
+            hang.result()
+            assert [one.tokens for one in await running] == [TOKENS[:300]] * 2
+        await service.stop()
 
 
 class TestRefusals:

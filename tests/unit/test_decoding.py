@@ -282,6 +282,16 @@ class TestCut:
         greedy_round(state, [6, 3, 7], [6, 3, 7], 8)
         assert seen == [[1, 2, 5], [6, 3]]
 
+    def test_failing_search_for_stop_strings_ends_its_own_stream_only(self) -> None:
+        """The caller's code runs inside the loop of all streams."""
+
+        def broken(tokens: Sequence[int]) -> int | None:
+            raise ValueError("no such text")
+
+        states = [stream(stream_id=1, cut_text=broken), stream(stream_id=2)]
+        assert len(round_trip(states, 2, TableDraft(Q), TableTarget(P))) == 1
+        assert states[0].committed == 2 and states[1].committed > 2
+
     def test_tokens_behind_the_end_count_nowhere(self) -> None:
         """Tokens after an end-of-sequence id counted as accepted inflate every rate."""
         state = stream(temperature=0.0, stop_token_ids=(2,))
