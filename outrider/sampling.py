@@ -86,7 +86,9 @@ class SamplingParams:
         if self.max_tokens < 1:
             raise InvalidArgument("max_tokens", f"must be at least 1, got {self.max_tokens}")
         if not 0 <= self.min_tokens <= self.max_tokens:
-            raise InvalidArgument("min_tokens", f"must be from 0 to max_tokens ({self.max_tokens}), got {self.min_tokens}")
+            raise InvalidArgument(
+                "min_tokens", f"must be from 0 to max_tokens ({self.max_tokens}), got {self.min_tokens}"
+            )
 
     @property
     def greedy(self) -> bool:
