@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 
+from outrider import models, phases
 from outrider.engine.blas import pin_blas
 from outrider.errors import OutriderError
 from outrider.rpc.server import run
@@ -31,9 +33,20 @@ def main() -> int:
     pin_blas()
     try:
         config = parse(sys.argv[1:])
+        phases.announce("resolve", config.model)
+        found = models.resolve(
+            config.model, revision=config.revision, role="target", remote_code=config.trust_remote_code
+        )
     except OutriderError as error:
         logging.getLogger("target_service").error("%s", error)
         return 2
+    if found.folder is not None:
+        config = replace(
+            config,
+            model=found.path,
+            model_id=config.model_id or found.model_id,
+            revision=config.revision or found.revision or None,
+        )
     return run(serve(config))
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from outrider import phases
 from outrider.engine.attention import IMPLEMENTATION, register
 from outrider.engine.batch import Span
 from outrider.engine.causal_lm import PagedCausalLM
@@ -84,13 +85,16 @@ def load_model(config: EngineConfig) -> LoadedModel:
     dtype = resolve_dtype(config, device)
     _set_threads(config, dtype)
     register()
+    phases.announce("load", f"{architecture_of(hf_config)}, {str(dtype).removeprefix('torch.')}")
     probe_architecture(hf_config, trust_remote_code=config.trust_remote_code)
     weights = _read_weights(config, hf_config, dtype)
     parameters = sum(weight.numel() for weight in weights.parameters())
     packed = pack_linears(weights)
     network = PagedCausalLM(weights, config.block_size)
+    phases.announce("probe", "the served kernels against a plain forward, and for the same bits in every batch")
     probe_weights(network)
     verdict = check_invariance(network, config.max_num_batched_tokens)
+    phases.announce("memory")
     num_blocks = plan_blocks(
         config,
         block_size=network.block_size,

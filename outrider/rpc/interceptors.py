@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, Unavailable
 from outrider.rpc.errors import abort
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,9 @@ async def _mapped(method: str, context: grpc.aio.ServicerContext) -> AsyncIterat
     except (grpc.aio.AbortError, asyncio.CancelledError, GeneratorExit):
         raise
     except OutriderError as error:
-        logger.info("%s: %s: %s", method, error.status.name, error)
+        # Peers ask again and again while a model loads: that is no event.
+        level = logging.DEBUG if isinstance(error, Unavailable) else logging.INFO
+        logger.log(level, "%s: %s: %s", method, error.status.name, error)
         await abort(context, error)
     except Exception as error:
         logger.exception("%s failed", method)
