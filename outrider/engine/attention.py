@@ -5,29 +5,26 @@ calls; runs everywhere. *Varlen*: torch's own paged variable-length FlashAttenti
 
 Both give a row the same bits whatever rides beside it. On the gather path that rests on three rules: the key length
 of a call depends on the row's own position only (`RaggedBatch.groups`), the rows of a call are padded to a multiple
-of `PACKED_MULTIPLE`, and masked keys are finite.
+of `layout.PACKED_MULTIPLE`, and masked keys are finite.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
-from outrider.engine.batch import SHARED_SEGMENT, RaggedBatch, RowGroup, round_up
+from outrider.engine.batch import RaggedBatch
 from outrider.engine.kv_cache import LayerKV, LayerShape
+from outrider.engine.layout import Call, biases_of, layout_of, slot_index
 from outrider.errors import ModelRefused
 
 IMPLEMENTATION = "outrider_paged"
-
-# Matrix kernels handle the last rows % 4 rows by other code: 1-3 left-over rows give other bits (bf16, fp32 and fp64).
-PACKED_MULTIPLE = 4
 
 LayerCall = Callable[[Tensor, Tensor, Tensor, float | None, int | None, float | None], Tensor]
 
@@ -44,42 +41,6 @@ class Step:
         if self.batch is None:
             raise RuntimeError("attention was called outside a step")
         return self.batch
-
-
-class Call(NamedTuple):
-    """One attention call of a step, for layers with the same heads.
-
-    Attributes:
-        queries: [streams * packed * heads] row of each query vector in the flat [rows * query_heads, width] view.
-        streams, packed, heads: Shape of the call; `heads` is the KV heads when query heads are folded into rows.
-        keys: KV length.
-        blocks: [streams * keys / block_size] blocks to gather.
-        positions: [streams, packed] position of each packed row.
-    """
-
-    queries: Tensor
-    streams: int
-    packed: int
-    heads: int
-    keys: int
-    blocks: Tensor
-    positions: Tensor
-
-    def bias(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[streams, 1, packed, keys]: 0 where a row may look, -inf elsewhere."""
-        key = torch.arange(self.keys, device=self.positions.device)
-        position = self.positions[:, None, :, None]
-        hidden = key > position
-        if window is not None:
-            hidden |= key <= position - window
-        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
-
-
-class Layout(NamedTuple):
-    """The calls of a step and where each output vector is found in their concatenated results."""
-
-    calls: list[Call]
-    outputs: Tensor
 
 
 def register() -> None:
@@ -155,8 +116,8 @@ class GatherLayer:
         slots = slot_index(batch, query.device)
         self._key_slots.index_copy_(0, slots, key[0].transpose(0, 1))
         self._value_slots.index_copy_(0, slots, value[0].transpose(0, 1))
-        layout = _layout(batch, heads, kv_heads, query.device)
-        biases = _biases(batch, layout, heads, kv_heads, window, query.dtype)
+        layout = layout_of(batch, heads, kv_heads, query.device)
+        biases = biases_of(batch, layout, heads, kv_heads, window, query.dtype)
         flat = query[0].transpose(0, 1).reshape(rows * heads, head_dim)
         if scaling is None:
             scaling = head_dim**-0.5
@@ -195,75 +156,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scaling: float, softca
 def accumulator(dtype: torch.dtype) -> torch.dtype:
     """The type in which sums over values of `dtype` are formed."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def slot_index(batch: RaggedBatch, device: torch.device) -> Tensor:
-    """The batch's KV slots on `device`."""
-    key = ("slots", device)
-    if key not in batch.layouts:
-        batch.layouts[key] = torch.from_numpy(batch.slots).to(device, non_blocking=True)
-    return batch.layouts[key]
-
-
-def _layout(batch: RaggedBatch, heads: int, kv_heads: int, device: torch.device) -> Layout:
-    key = ("gather", heads, kv_heads, device)
-    if key not in batch.layouts:
-        batch.layouts[key] = _build_layout(batch, heads, kv_heads, device)
-    return batch.layouts[key]
-
-
-def _biases(
-    batch: RaggedBatch, layout: Layout, heads: int, kv_heads: int, window: int | None, dtype: torch.dtype
-) -> list[Tensor]:
-    key = ("bias", heads, kv_heads, layout.outputs.device, window, dtype)
-    if key not in batch.layouts:
-        batch.layouts[key] = [call.bias(window, dtype) for call in layout.calls]
-    return batch.layouts[key]
-
-
-def _build_layout(batch: RaggedBatch, heads: int, kv_heads: int, device: torch.device) -> Layout:
-    calls = []
-    # Padding rows have no call of their own; they repeat the result at 0.
-    outputs = np.zeros((batch.rows, heads), dtype=np.int64)
-    offset = 0
-    for group in batch.groups():
-        call, packed_head = _build_call(group, heads, kv_heads, device)
-        calls.append(call)
-        streams, rows = group.rows.shape
-        # Vector (row i, query head) of a stream is packed row i * fold + g of head h, with query head = h * fold + g.
-        fold = heads // call.heads
-        place = np.arange(rows)[:, None] * fold + packed_head[None, :, 1]
-        place = (np.arange(streams)[:, None, None] * call.packed + place[None]) * call.heads + packed_head[
-            None, None, :, 0
-        ]
-        outputs[group.rows] = offset + place
-        offset += streams * call.packed * call.heads
-    return Layout(calls, torch.from_numpy(outputs.reshape(-1)).to(device, non_blocking=True))
-
-
-def _build_call(group: RowGroup, heads: int, kv_heads: int, device: torch.device) -> tuple[Call, np.ndarray]:
-    streams, rows = group.rows.shape
-    # The query heads that share a KV head become rows of one product; pointless for long segments, whose mask it
-    # would repeat.
-    fold = heads // kv_heads if rows <= SHARED_SEGMENT else 1
-    call_heads = heads // fold
-    packed = round_up(rows * fold, PACKED_MULTIPLE)
-    place = np.minimum(np.arange(packed), rows * fold - 1)
-    row, inner = place // fold, place % fold
-    queries = (
-        group.rows[:, row][:, :, None] * heads + np.arange(call_heads)[None, None, :] * fold + inner[None, :, None]
-    )
-    query_head = np.arange(heads)
-    call = Call(
-        torch.from_numpy(queries.reshape(-1)).to(device, non_blocking=True),
-        streams,
-        packed,
-        call_heads,
-        group.keys,
-        torch.from_numpy(group.blocks).to(device, non_blocking=True),
-        torch.from_numpy(group.positions[:, row]).to(device, non_blocking=True),
-    )
-    return call, np.stack([query_head // fold, query_head % fold], 1)
 
 
 class DenseLayer:

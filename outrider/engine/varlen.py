@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from outrider.engine.attention import Step, slot_index
+from outrider.engine.attention import Step
 from outrider.engine.batch import RaggedBatch
 from outrider.engine.config import VARLEN_PAGE
 from outrider.engine.kv_cache import LayerKV, LayerShape
+from outrider.engine.layout import slot_index
 
 MAX_HEAD_DIM = 256
 MIN_CAPABILITY = (8, 0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from outrider.engine import attention, batch, causal_lm
+from outrider.engine import batch, causal_lm, layout
 from outrider.engine.batch import RowRule, Span
 from outrider.engine.causal_lm import PagedCausalLM
 from outrider.engine.invariance import check_invariance
@@ -110,7 +110,7 @@ def test_the_start_up_test_finds_attention_over_a_common_length(folder: Path, mo
 
 def test_the_start_up_test_finds_left_over_rows_in_attention(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the padding of attention rows, which linear layers do not need."""
-    monkeypatch.setattr(attention, "PACKED_MULTIPLE", 1)
+    monkeypatch.setattr(layout, "PACKED_MULTIPLE", 1)
     verdict = check_invariance(load(folder, torch.float32), 8)
     assert not verdict.invariant
     assert "attention" in verdict.note
