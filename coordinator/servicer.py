@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import grpc
 
@@ -53,7 +53,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             query = query_from_pb(request, context.time_remaining())
             async with self._front.answer(query) as answer:
                 async for piece in answer:
-                    yield _response(piece, answer)
+                    yield _response(
+                        piece, answer, prompt_ids=answer.prompt_ids if request.return_prompt_token_ids else ()
+                    )
         except OutriderError as error:
             self._front.metrics.rejected.labels(str(problem(error).status)).inc()
             raise
@@ -118,7 +120,7 @@ def _sampling(request: coordinator_pb2.GenerateRequest) -> Sampling:
     )
 
 
-def _response(piece: Piece, answer: Answer) -> coordinator_pb2.GenerateResponse:
+def _response(piece: Piece, answer: Answer, *, prompt_ids: Sequence[int]) -> coordinator_pb2.GenerateResponse:
     response = coordinator_pb2.GenerateResponse(
         text=piece.text, token_ids=piece.token_ids, drafted=piece.drafted, text_ends=piece.text_ends
     )
@@ -127,6 +129,7 @@ def _response(piece: Piece, answer: Answer) -> coordinator_pb2.GenerateResponse:
         response.finish_reason = _FINISH[piece.finish_reason]
         response.prompt_tokens = usage.prompt_tokens
         response.completion_tokens = usage.completion_tokens
+        response.prompt_token_ids.extend(prompt_ids)
         response.metrics.CopyFrom(
             coordinator_pb2.SpeculationMetrics(
                 num_spec_steps=stats.num_spec_steps,

@@ -131,10 +131,12 @@ def demo(
         models.resolve(options.target, reporter=downloads)
         steps("starting draft service, target service and coordinator, three processes that talk over gRPC")
         with running(options, seats, downloads, say, exclusive=False) as stack, Client(stack.state.grpc) as client:
-            result = demonstration.compare(client, max_tokens=max_tokens, show=show_pieces, step=steps)
+            result = demonstration.compare(
+                client, stack.state.target, max_tokens=max_tokens, show=show_pieces, step=steps
+            )
             stack.supervisor.stop(_GRACE_S)
     show_comparison(result)
-    summary = {
+    summary: dict[str, object] = {
         "target": stack.state.model,
         "draft": seats[1].model if len(seats) > 1 else "none",
         "tokens_per_s": round(result.tokens_per_s, 2),
@@ -144,8 +146,10 @@ def demo(
         "draft_acceptance_rate": round(float(result.speculative.metrics["draft_acceptance_rate"]), 3),  # type: ignore[arg-type]
         "text_identical": result.text_identical,
     }
+    if result.divergence:
+        summary["first_divergence"] = result.divergence._asdict()
     print(json.dumps(summary))  # noqa: T201 - the machine-readable last line, free of any styling
-    if not result.text_identical:
+    if result.divergence and not result.divergence.explained:
         raise typer.Exit(1)
 
 

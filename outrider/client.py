@@ -42,6 +42,7 @@ class Answer:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str = ""
+    prompt_token_ids: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
     metrics: dict[str, float | str | list[int]] = field(default_factory=dict)
     seconds: float = 0.0
@@ -72,9 +73,10 @@ def request(
     speculate: bool = True,
     num_speculative_tokens: int | None = None,
     rule: str | None = None,
+    return_prompt_token_ids: bool = False,
 ) -> coordinator_pb2.GenerateRequest:
     """A GenerateRequest; what is None is left to the server's defaults."""
-    message = coordinator_pb2.GenerateRequest()
+    message = coordinator_pb2.GenerateRequest(return_prompt_token_ids=return_prompt_token_ids)
     if isinstance(prompt, list):
         message.token_ids.ids.extend(prompt)
     elif chat:
@@ -140,6 +142,7 @@ class Client:
         if response.finish_reason:
             answer.finish_reason = _FINISH[response.finish_reason]
             answer.prompt_tokens = response.prompt_tokens
+            answer.prompt_token_ids = list(response.prompt_token_ids)
             answer.metrics = speculation_metrics(response.metrics)
 
 

@@ -107,7 +107,15 @@ def show_comparison(result: demo.Comparison) -> None:
         f"accepted {metrics['num_accepted_draft_tokens']} of {metrics['num_draft_tokens']} drafted tokens "
         f"({metrics['draft_acceptance_rate']:.0%})"
     )
-    if result.text_identical:
+    if result.divergence is None:
         out.print("text identical with and without speculation: yes")
-    else:
-        out.print(Text(f"text differs from generated token {result.first_difference} on", style="red"))
+        return
+    token, gap, noise = result.divergence
+    verdict = "a near tie of this device's kernels" if result.divergence.explained else "NOT explained by it"
+    out.print(
+        Text(
+            f"the texts differ from generated token {token} on: the two best logits lie {gap:.2e} apart, passes of "
+            f"different shapes {noise:.2e}; {verdict}",
+            style="yellow" if result.divergence.explained else "red",
+        )
+    )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from outrider.client import Answer, Client, Piece, request
+from outrider.divergence import Divergence, first_difference, measure
 from outrider.v1.coordinator_pb2 import GenerateRequest
 
 PROMPT = (
@@ -32,8 +33,11 @@ class Comparison:
     speculative: Answer
     tokens_per_s: float
     tokens_per_s_plain: float
-    text_identical: bool
-    first_difference: int | None
+    divergence: Divergence | None
+
+    @property
+    def text_identical(self) -> bool:
+        return self.divergence is None
 
     @property
     def speedup(self) -> float:
@@ -42,6 +46,7 @@ class Comparison:
 
 def compare(
     client: Client,
+    target: str,
     *,
     max_tokens: int,
     show: Callable[[Iterable[Piece]], None],
@@ -50,6 +55,7 @@ def compare(
     """Answer `PROMPT` at temperature 0, plainly and by speculation, alternating.
 
     Args:
+        target: address of the target service, asked about texts that differ.
         show: consumes the pieces of the answer that is shown while it streams.
         step: told before each stage.
     """
@@ -62,19 +68,27 @@ def compare(
     for _ in range(_TIMED_PAIRS):
         plain.append(_answer(client, max_tokens, speculate=False))
         speculative.append(_answer(client, max_tokens, speculate=True))
-    reference = plain[0].token_ids
-    differing = next((answer for answer in plain + speculative if answer.token_ids != reference), None)
     return Comparison(
         speculative=speculative[-1],
         tokens_per_s=statistics.median(answer.tokens_per_s for answer in speculative[1:]),
         tokens_per_s_plain=statistics.median(answer.tokens_per_s for answer in plain[1:]),
-        text_identical=differing is None,
-        first_difference=None if differing is None else _first_difference(reference, differing.token_ids),
+        divergence=_divergence(target, plain[0], [*plain, *speculative]),
     )
 
 
+def _divergence(target: str, reference: Answer, answers: Iterable[Answer]) -> Divergence | None:
+    """The first difference of any answer from the reference, with what the target says of it."""
+    for answer in answers:
+        token = first_difference(reference.token_ids, answer.token_ids)
+        if token is not None:
+            return measure(target, reference.prompt_token_ids, reference.token_ids, token)
+    return None
+
+
 def _request(max_tokens: int, *, speculate: bool) -> GenerateRequest:
-    return request(PROMPT, chat=True, max_tokens=max_tokens, temperature=0.0, speculate=speculate)
+    return request(
+        PROMPT, chat=True, max_tokens=max_tokens, temperature=0.0, speculate=speculate, return_prompt_token_ids=True
+    )
 
 
 def _answer(client: Client, max_tokens: int, *, speculate: bool) -> Answer:
@@ -82,7 +96,3 @@ def _answer(client: Client, max_tokens: int, *, speculate: bool) -> Answer:
     for _ in client.generate(_request(max_tokens, speculate=speculate), answer):
         pass
     return answer
-
-
-def _first_difference(one: list[int], other: list[int]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
