@@ -181,7 +181,7 @@ class Decoder:
             drafts = self._wanted(stream) != 0 and self._draft.why_not(stream) in (None, "catching_up")
             if drafts:
                 self._draft.catch_up(stream)
-            self._run(stream, 1 if drafts else self._config.run_credit)
+            self._target.run(stream, 1 if drafts else self._config.run_credit)
 
     def _close(self, stream: Stream) -> None:
         """Frees everything of a stream, once."""
@@ -233,11 +233,11 @@ class Decoder:
         for answer in answers:
             state, stream = answer.state, self._streams[answer.state.stream_id]
             if answer.proposal.slots:
-                self._target.post(stream, decoding.verify(state, answer.proposal, stream_deadline_ms=stream.left_ms))
+                self._target.verify(stream, answer.proposal)
             else:
                 self.counters.draft_skipped["empty"] += 1
                 self._controller.finished(state.stream_id, state.asked, 0)
-                self._run(stream, 1)
+                self._target.run(stream, 1)
 
     def _next_rounds(self, streams: Sequence[Stream]) -> None:
         """Starts a round for each: drafted if it can be and is worth it, else plain."""
@@ -250,14 +250,14 @@ class Decoder:
                 limits.append(limit)
                 continue
             self.counters.draft_skipped[reason] += 1
-            self._run(stream, self._credit(reason))
+            self._target.run(stream, self._credit(reason))
         if not drafting:
             return
         gammas = self._gammas(drafting, limits)
         for stream, gamma in zip(drafting, gammas, strict=True):
             if gamma == 0:
                 self.counters.draft_skipped["gamma_0"] += 1
-                self._run(stream, self._config.run_credit)
+                self._target.run(stream, self._config.run_credit)
         asked = [(stream, gamma) for stream, gamma in zip(drafting, gammas, strict=True) if gamma]
         if asked:
             self._draft.ask([stream for stream, _ in asked], [gamma for _, gamma in asked])
@@ -304,13 +304,6 @@ class Decoder:
             limit = min(limit, draft.max_model_len - stream.state.committed)
         return ("no_room", 0) if limit < 1 else (None, limit)
 
-    def _run(self, stream: Stream, credit: int) -> None:
-        """Plain decoding for up to `credit` tokens."""
-        info = self._target.info
-        room = decoding.room(stream.state, info.max_model_len) if info is not None else credit
-        row = decoding.run(stream.state, min(credit, room), stream_deadline_ms=stream.left_ms)
-        self._target.post(stream, row)
-
     def _credit(self, reason: str | None) -> int:
         """Tokens that a plain run may be ahead."""
         return min(_BRIDGE_RUN, self._config.run_credit) if reason in _BRIDGING else self._config.run_credit
@@ -325,7 +318,7 @@ class Decoder:
         if reason is None and (self._wanted(stream) is not None or self._controller.wants(state.stream_id)):
             stream.draining = True
         elif left <= self._credit(reason) // 2 and left < decoding.room(state, info.max_model_len):
-            self._run(stream, self._credit(reason))
+            self._target.run(stream, self._credit(reason))
 
     def _on_watch(self) -> None:
         self._target.watch(time.monotonic())

@@ -19,7 +19,7 @@ from coordinator.link import Link
 from coordinator.links import TARGET
 from coordinator.parts import PartInfo, TargetFiles
 from coordinator.rows import VerifyRow
-from coordinator.state import Phase
+from coordinator.state import Phase, Proposal
 from coordinator.streams import Registry, Stream
 from outrider.errors import InvalidArgument, Mismatch, OutriderError, Status
 from outrider.seam import U32, VerdictBatch
@@ -86,14 +86,16 @@ class TargetSide:
 
     # ---- posting ----
 
-    def post(self, stream: Stream, row: VerifyRow) -> None:
-        """Sends an item of a stream to its target, or keeps it until there is one."""
+    def verify(self, stream: Stream, proposal: Proposal) -> None:
+        """Has a proposal verified, now or when there is a target."""
         link = self._place(stream)
-        if link is None:
-            stream.state.target.give_up()
-            return
-        stream.posted_s = time.monotonic()
-        link.post(stream.state.stream_id, row)
+        self._post(link, stream, decoding.verify(stream.state, proposal, stream_deadline_ms=stream.left_ms))
+
+    def run(self, stream: Stream, credit: int) -> None:
+        """Has up to `credit` tokens drawn plainly, as far as there is room, now or when there is a target."""
+        link, info = self._place(stream), self.info
+        room = decoding.room(stream.state, info.max_model_len) if info is not None else credit
+        self._post(link, stream, decoding.run(stream.state, min(credit, room), stream_deadline_ms=stream.left_ms))
 
     def place(self, stream: Stream) -> bool:
         """Finds the stream a target; False while none is up."""
@@ -120,11 +122,26 @@ class TargetSide:
         stream.link = min(up, key=load.__getitem__)
         return stream.link
 
+    def _post(self, link: TargetLink | None, stream: Stream, row: VerifyRow) -> None:
+        """Sends a row. The stream was placed before the row was made, for a row is made for one target's knowledge."""
+        if link is None:
+            # The row is not sent; if it was to open the stream, that is still to be done.
+            if stream.link is None:
+                stream.state.target.forget()
+            else:
+                stream.state.target.give_up()
+            return
+        stream.posted_s = time.monotonic()
+        link.post(stream.state.stream_id, row)
+
     def _post_again(self, stream: Stream) -> None:
         """The round in flight once more: the same x and q, or what is left of the run."""
-        if stream.state.phase in (Phase.VERIFYING, Phase.RUNNING) and self._place(stream) is not None:
+        if stream.state.phase not in (Phase.VERIFYING, Phase.RUNNING):
+            return
+        link = self._place(stream)
+        if link is not None:
             self._counters.reopened += not stream.state.target.opened
-            self.post(stream, decoding.resend(stream.state, stream_deadline_ms=stream.left_ms))
+            self._post(link, stream, decoding.resend(stream.state, stream_deadline_ms=stream.left_ms))
 
     # ---- listening ----
 

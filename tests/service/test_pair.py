@@ -129,13 +129,13 @@ class TestAcceptance:
             decoder(target, draft, self_draft=True, max_num_speculative_tokens=5) as made,
         ):
             wanted = [
-                request([7 + i, 8, 9], 700, gamma=1 + i % 5, temperature=0.0, stop_token_ids=()) for i in range(16)
+                request([7 + i, 8, 9], 440, gamma=1 + i % 5, temperature=0.0, stop_token_ids=()) for i in range(16)
             ]
             await answers(made, wanted)
             counters = made.counters
             assert counters.num_drafts >= 2_000
             assert counters.num_accepted_tokens == counters.num_tested_tokens
-            assert counters.num_accepted_tokens >= 4_000
+            assert counters.num_accepted_tokens >= 3_500
 
     async def test_a_rejection_does_not_spoil_the_rounds_after_it(self) -> None:
         """A draft that is right for k slots must get exactly k accepted in every round (field fault 64)."""
