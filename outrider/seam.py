@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import Status
+from outrider.features import NO_FEATURES, FeatureRequest, Features
 from outrider.sampling import Form, Rule, SamplingParams
 
 U8 = NDArray[np.uint8]
@@ -118,6 +119,7 @@ class ProposeBatch:
     Attributes:
         slots: [n] u8 slots wanted (0: only bring the KV up to date).
         deadlines_ms: [n] u16, time after which the draft returns what is finished; 0 = none.
+        features: of the target, at committed positions; only for drafts that ask for them.
     """
 
     items: Items
@@ -125,6 +127,7 @@ class ProposeBatch:
     deadlines_ms: U16
     opens: tuple[StreamOpen, ...] = ()
     closed: U64 = field(default_factory=lambda: np.empty(0, np.uint64))
+    features: Features = NO_FEATURES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +137,9 @@ class VerifyBatch:
     Attributes:
         slots: the drafted slots to verify, as the draft shipped them.
         runs: [n] u16; for an item without slots: plain tokens to draw one after the other (at least 1).
+        features_from: [n] u32, first position whose features are wanted with the verdict (`features.NOT_WANTED`: none);
+            looked at only where there is a `feature_request`.
+        feature_request: which hidden states they are.
     """
 
     items: Items
@@ -141,6 +147,8 @@ class VerifyBatch:
     runs: U16
     opens: tuple[StreamOpen, ...] = ()
     closed: U64 = field(default_factory=lambda: np.empty(0, np.uint64))
+    features_from: U32 = field(default_factory=lambda: np.empty(0, np.uint32))
+    feature_request: FeatureRequest | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +208,7 @@ class VerdictBatch:
         emit: flat u32 per verified slot: recovered candidate r_i (standard) or y_i (coupled, greedy).
         bonus: [n] u32, token of the row behind the last verified slot; meaningful where the status is OK.
         dense_p: flat f32 rows [(slots_done + 1) x vocabulary] for dense streams, else empty.
+        features: from the wanted position on; under the standard rule for all verified slots, accepted or not.
     """
 
     replies: Replies
@@ -210,6 +219,7 @@ class VerdictBatch:
     bonus: U32
     dense_p: F32
     timings: Timings = Timings()
+    features: Features = NO_FEATURES
 
 
 _HASH_MULTIPLIER = 0x9E3779B97F4A7C15

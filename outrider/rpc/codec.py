@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from outrider.errors import InvalidArgument
 from outrider.rpc.columns import F32, U8, U16, U32, U64, read, total, write
+from outrider.rpc.feature_codec import features_from, features_from_pb, features_to_pb, request_to_pb
 from outrider.rpc.parts_codec import (
     items_from_pb,
     items_to_pb,
@@ -54,6 +55,7 @@ def propose_to_pb(batch: ProposeBatch) -> draft_pb2.ProposeRequest:
         items=items_to_pb(batch.items),
         slots=write(batch.slots, U8),
         deadlines_ms=write(batch.deadlines_ms, U16),
+        features=features_to_pb(batch.features),
     )
 
 
@@ -70,17 +72,21 @@ def propose_from_pb(message: draft_pb2.ProposeRequest, limits: Limits) -> Reques
         deadlines_ms=read("deadlines_ms", message.deadlines_ms, U16, len(items)),
         opens=opens,
         closed=read("closed_stream_ids", message.closed_stream_ids, U64),
+        features=features_from_pb(message.features),
     )
     return Request(batch, _refused(items, batch.slots, bad_streams, limits))
 
 
 def verify_to_pb(batch: VerifyBatch) -> target_pb2.VerifyRequest:
+    request = batch.feature_request
     return target_pb2.VerifyRequest(
         opens=[open_to_pb(stream) for stream in batch.opens],
         closed_stream_ids=write(batch.closed, U64),
         items=items_to_pb(batch.items),
         slots=slots_to_pb(batch.slots),
         runs=write(batch.runs, U16),
+        features_from=write(batch.features_from, U32) if request is not None else b"",
+        feature_request=request_to_pb(request) if request is not None else None,
     )
 
 
@@ -91,12 +97,15 @@ def verify_from_pb(message: target_pb2.VerifyRequest, limits: Limits) -> Request
     """
     items = items_from_pb(message.items, limits.max_items)
     opens, bad_streams = _opens_from_pb(message.opens)
+    wanted_from, feature_request = features_from(message, len(items))
     batch = VerifyBatch(
         items=items,
         slots=slots_from_pb(message.slots, len(items)),
         runs=read("runs", message.runs, U16, len(items)),
         opens=opens,
         closed=read("closed_stream_ids", message.closed_stream_ids, U64),
+        features_from=wanted_from,
+        feature_request=feature_request,
     )
     return Request(batch, _refused(items, batch.slots.per_item, bad_streams, limits))
 
@@ -128,6 +137,7 @@ def verdict_to_pb(batch: VerdictBatch) -> target_pb2.VerifyResponse:
         bonus=write(batch.bonus, U32),
         dense_p=write(batch.dense_p, F32),
         timings=timings_to_pb(batch.timings),
+        features=features_to_pb(batch.features),
     )
 
 
@@ -148,6 +158,7 @@ def verdict_from_pb(message: target_pb2.VerifyResponse) -> VerdictBatch:
         bonus=read("bonus", message.bonus, U32, len(replies)),
         dense_p=read("dense_p", message.dense_p, F32),
         timings=timings_from_pb(message.timings),
+        features=features_from_pb(message.features),
     )
 
 

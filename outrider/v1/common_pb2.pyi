@@ -157,6 +157,28 @@ class Slots(_message.Message):
     dense_q: bytes
     def __init__(self, per_item: _Optional[bytes] = ..., draft_ids: _Optional[bytes] = ..., own_counts: _Optional[bytes] = ..., support_sizes: _Optional[bytes] = ..., q_ids: _Optional[bytes] = ..., q_counts: _Optional[bytes] = ..., dense_q: _Optional[bytes] = ...) -> None: ...
 
+class FeatureRequest(_message.Message):
+    __slots__ = ("layers", "window")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    window: int
+    def __init__(self, layers: _Optional[_Iterable[int]] = ..., window: _Optional[int] = ...) -> None: ...
+
+class Features(_message.Message):
+    __slots__ = ("stream_ids", "first_positions", "row_counts", "row_bytes", "rows")
+    STREAM_IDS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    ROW_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    ROW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    stream_ids: bytes
+    first_positions: bytes
+    row_counts: bytes
+    row_bytes: bytes
+    rows: bytes
+    def __init__(self, stream_ids: _Optional[bytes] = ..., first_positions: _Optional[bytes] = ..., row_counts: _Optional[bytes] = ..., row_bytes: _Optional[bytes] = ..., rows: _Optional[bytes] = ...) -> None: ...
+
 class ItemError(_message.Message):
     __slots__ = ("index", "message")
     INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -202,7 +224,7 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ServiceInfo(_message.Message):
-    __slots__ = ("build", "protocol", "rule_version", "noise_version", "instance_id", "model_id", "model_revision", "weight_hash", "parameters", "dtype", "tokenizer_hash", "tokenizer_size", "vocab_rows", "eos_token_ids", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_tokens", "block_size", "max_slots", "attention_backend", "device_name", "device_uuid", "batch_invariant", "batch_invariance_note", "draft_kind", "open_streams", "kv_blocks_used", "kv_blocks_total", "last_step_age_ms", "steps", "step_streams_total", "step_tokens_total")
+    __slots__ = ("build", "protocol", "rule_version", "noise_version", "instance_id", "model_id", "model_revision", "weight_hash", "parameters", "dtype", "tokenizer_hash", "tokenizer_size", "vocab_rows", "eos_token_ids", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_tokens", "block_size", "max_slots", "attention_backend", "device_name", "device_uuid", "batch_invariant", "batch_invariance_note", "draft_kind", "open_streams", "kv_blocks_used", "kv_blocks_total", "last_step_age_ms", "steps", "step_streams_total", "step_tokens_total", "hidden_size", "num_layers", "features", "trained_for", "feature_bytes")
     BUILD_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RULE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -236,6 +258,11 @@ class ServiceInfo(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     STEP_STREAMS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     STEP_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FOR_FIELD_NUMBER: _ClassVar[int]
+    FEATURE_BYTES_FIELD_NUMBER: _ClassVar[int]
     build: str
     protocol: ProtocolRange
     rule_version: int
@@ -269,7 +296,12 @@ class ServiceInfo(_message.Message):
     steps: int
     step_streams_total: int
     step_tokens_total: int
-    def __init__(self, build: _Optional[str] = ..., protocol: _Optional[_Union[ProtocolRange, _Mapping]] = ..., rule_version: _Optional[int] = ..., noise_version: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_id: _Optional[str] = ..., model_revision: _Optional[str] = ..., weight_hash: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., tokenizer_size: _Optional[int] = ..., vocab_rows: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_cache_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., max_slots: _Optional[int] = ..., attention_backend: _Optional[str] = ..., device_name: _Optional[str] = ..., device_uuid: _Optional[str] = ..., batch_invariant: _Optional[bool] = ..., batch_invariance_note: _Optional[str] = ..., draft_kind: _Optional[str] = ..., open_streams: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., last_step_age_ms: _Optional[int] = ..., steps: _Optional[int] = ..., step_streams_total: _Optional[int] = ..., step_tokens_total: _Optional[int] = ...) -> None: ...
+    hidden_size: int
+    num_layers: int
+    features: FeatureRequest
+    trained_for: str
+    feature_bytes: int
+    def __init__(self, build: _Optional[str] = ..., protocol: _Optional[_Union[ProtocolRange, _Mapping]] = ..., rule_version: _Optional[int] = ..., noise_version: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_id: _Optional[str] = ..., model_revision: _Optional[str] = ..., weight_hash: _Optional[str] = ..., parameters: _Optional[int] = ..., dtype: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., tokenizer_size: _Optional[int] = ..., vocab_rows: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_model_len: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., kv_cache_tokens: _Optional[int] = ..., block_size: _Optional[int] = ..., max_slots: _Optional[int] = ..., attention_backend: _Optional[str] = ..., device_name: _Optional[str] = ..., device_uuid: _Optional[str] = ..., batch_invariant: _Optional[bool] = ..., batch_invariance_note: _Optional[str] = ..., draft_kind: _Optional[str] = ..., open_streams: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., last_step_age_ms: _Optional[int] = ..., steps: _Optional[int] = ..., step_streams_total: _Optional[int] = ..., step_tokens_total: _Optional[int] = ..., hidden_size: _Optional[int] = ..., num_layers: _Optional[int] = ..., features: _Optional[_Union[FeatureRequest, _Mapping]] = ..., trained_for: _Optional[str] = ..., feature_bytes: _Optional[int] = ...) -> None: ...
 
 class GetInfoResponse(_message.Message):
     __slots__ = ("info",)

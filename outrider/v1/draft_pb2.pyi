@@ -8,20 +8,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ProposeRequest(_message.Message):
-    __slots__ = ("hello", "opens", "closed_stream_ids", "items", "slots", "deadlines_ms")
+    __slots__ = ("hello", "opens", "closed_stream_ids", "items", "slots", "deadlines_ms", "features")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OPENS_FIELD_NUMBER: _ClassVar[int]
     CLOSED_STREAM_IDS_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     DEADLINES_MS_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     opens: _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamOpen]
     closed_stream_ids: bytes
     items: _common_pb2.RequestItems
     slots: bytes
     deadlines_ms: bytes
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., opens: _Optional[_Iterable[_Union[_common_pb2.StreamOpen, _Mapping]]] = ..., closed_stream_ids: _Optional[bytes] = ..., items: _Optional[_Union[_common_pb2.RequestItems, _Mapping]] = ..., slots: _Optional[bytes] = ..., deadlines_ms: _Optional[bytes] = ...) -> None: ...
+    features: _common_pb2.Features
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., opens: _Optional[_Iterable[_Union[_common_pb2.StreamOpen, _Mapping]]] = ..., closed_stream_ids: _Optional[bytes] = ..., items: _Optional[_Union[_common_pb2.RequestItems, _Mapping]] = ..., slots: _Optional[bytes] = ..., deadlines_ms: _Optional[bytes] = ..., features: _Optional[_Union[_common_pb2.Features, _Mapping]] = ...) -> None: ...
 
 class ProposeResponse(_message.Message):
     __slots__ = ("hello", "replies", "slots", "timings")

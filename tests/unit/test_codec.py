@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.errors import InvalidArgument
+from outrider.features import NOT_WANTED, FeatureBlock, FeatureRequest, Features
 from outrider.rpc import codec
 from outrider.rpc.codec import Limits
 from outrider.rpc.stream_codec import open_from_pb, open_to_pb, params_from_pb, params_to_pb
@@ -72,6 +73,15 @@ def some_replies(rng: np.random.Generator, n: int) -> Replies:
     )
 
 
+def some_features(rng: np.random.Generator, n: int) -> Features:
+    return Features.of(
+        [
+            (int(rng.integers(0, 2**63)), FeatureBlock(index, rng.integers(0, 256, (index % 3, 12), np.uint8)))
+            for index in range(n)
+        ]
+    )
+
+
 OPEN = StreamOpen(
     stream_id=2**64 - 1,
     prompt_length=7,
@@ -98,10 +108,20 @@ def some_batch(kind: type, rng: np.random.Generator, n: int) -> Any:
             deadlines_ms=rng.integers(0, 2**16, n, dtype=np.uint16),
             opens=(OPEN,),
             closed=closed,
+            features=some_features(rng, n // 2),
         )
     if kind is VerifyBatch:
         runs = rng.integers(0, 2**16, n, dtype=np.uint16)
-        return VerifyBatch(items=some_items(rng, n), slots=some_slots(rng, n), runs=runs, opens=(OPEN,), closed=closed)
+        wanted_from = rng.choice(np.array([0, 5, NOT_WANTED], np.uint32), n)
+        return VerifyBatch(
+            items=some_items(rng, n),
+            slots=some_slots(rng, n),
+            runs=runs,
+            opens=(OPEN,),
+            closed=closed,
+            features_from=wanted_from,
+            feature_request=FeatureRequest((2, 4, 9), 64),
+        )
     if kind is ProposalBatch:
         return ProposalBatch(replies=some_replies(rng, n), slots=some_slots(rng, n), timings=timings)
     done = rng.integers(0, 6, n).astype(np.uint8)
@@ -115,6 +135,7 @@ def some_batch(kind: type, rng: np.random.Generator, n: int) -> Any:
         bonus=rng.integers(0, 2**32, n, dtype=np.uint32),
         dense_p=rng.random(3 * n, dtype=np.float32),
         timings=timings,
+        features=some_features(rng, n // 2),
     )
 
 
@@ -173,6 +194,7 @@ def test_columns_are_read_without_copies() -> None:
         ("slots", "q_ids"),
         ("slots", "q_counts"),
         (None, "runs"),
+        (None, "features_from"),
     ],
 )
 @pytest.mark.parametrize("damage", ["short", "long", "torn"])
@@ -191,6 +213,24 @@ def test_a_column_that_contradicts_the_others_is_named(column: str | None, field
     # Damaged counts show up in the column that they count.
     named = {"token_counts": "tokens|", "per_item": "draft_ids|support_sizes|", "support_sizes": "q_ids|"}
     with pytest.raises(InvalidArgument, match=named.get(field, "") + field):
+        codec.verify_from_pb(message, LIMITS)
+
+
+@pytest.mark.parametrize("field", ["first_positions", "row_counts", "row_bytes", "rows"])
+@pytest.mark.parametrize("cut", [4, 1])
+def test_a_damaged_column_of_features_is_named(field: str, cut: int) -> None:
+    """Guards against rows of one stream that are read as another's."""
+    message = codec.verdict_to_pb(some_batch(VerdictBatch, np.random.default_rng(5), 8))
+    setattr(message.features, field, getattr(message.features, field)[:-cut])
+    with pytest.raises(InvalidArgument, match=f"features.{field}"):
+        codec.verdict_from_pb(message)
+
+
+def test_an_absurd_feature_request_is_refused() -> None:
+    """Guards the target's memory: the window decides how many rows it keeps of each stream."""
+    message = codec.verify_to_pb(some_batch(VerifyBatch, np.random.default_rng(6), 4))
+    message.feature_request.window = 1 << 20
+    with pytest.raises(InvalidArgument, match=r"feature_request\.window"):
         codec.verify_from_pb(message, LIMITS)
 
 
