@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from outrider.errors import Status
+from outrider.features import FeatureBlock, Features
 from outrider.seam import Cut, Replies, Timings, VerdictBatch
 from target_service.round import NO_F32, Verdict
 
@@ -27,6 +28,7 @@ class Answer(NamedTuple):
     cut: Cut = Cut.NONE
     status: Status = Status.OK
     error: str = ""
+    features: FeatureBlock | None = None
 
 
 class ReplyTo(Protocol):
@@ -81,4 +83,7 @@ def to_batch(answers: Sequence[Answer], timings: Timings) -> VerdictBatch:
         bonus=np.array([answer.verdict.bonus for answer in answers], np.uint32),
         dense_p=np.concatenate([verdict.dense_p for verdict in verdicts]),
         timings=timings,
+        features=Features.of(
+            [(answer.stream_id, answer.features) for answer in answers if answer.features is not None]
+        ),
     )

@@ -86,7 +86,10 @@ class Backend:
             kv_blocks_used=self._block_manager.used_blocks,
             kv_blocks_total=self._block_manager.num_blocks,
         )
-        return model_info(instance_id, serving, self._model.info, self._vocabulary, self._runner.stats())
+        info = model_info(instance_id, serving, self._model.info, self._vocabulary, self._runner.stats())
+        info.hidden_size = self._model.info.hidden_size
+        info.feature_bytes = self._verifier.features.held_bytes
+        return info
 
     def tokenizer(self) -> AsyncIterator[tokenizer_files.Piece]:
         """For GetTokenizer."""
@@ -110,6 +113,7 @@ class Backend:
             drawable=len(self._vocabulary.tokens) if self._vocabulary and not stub else info.vocab_rows,
             limits=Limits(self._config.max_num_seqs, self._config.max_num_batched_tokens, info.max_positions),
             lease_s=self._lease_s,
+            hidden_states=model.hidden_states if isinstance(model, LoadedModel) else None,
         )
         self._model = model
         return model, self._verifier

@@ -7,34 +7,18 @@ slots, of the run's generation, whose committed length the run has passed or rea
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
-
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.streams import Streams
 from outrider.errors import DeadlineExceeded, InvalidArgument, OutriderError, StaleCache, UnknownStream
-from outrider.rpc.columns import offsets
+from outrider.features import NOT_WANTED
 from outrider.rpc.link import Attached, Delivery, Detached
 from outrider.seam import VerdictBatch, VerifyBatch
 from target_service.answers import Answer, Outbox
-from target_service.item import Item, Key, Stream, run_limit
-from target_service.proposal import Proposal, read_proposals
-from target_service.scoring import draws_dense
+from target_service.features import FeatureKeeper
+from target_service.item import Item, Stream, run_limit
+from target_service.rows import Row, read_rows
 
 Message = Attached | Detached | Delivery[VerifyBatch, VerdictBatch]
-
-
-class _Row(NamedTuple):
-    """One item of a message."""
-
-    stream_id: int
-    key: Key
-    base: int
-    base_hash: int
-    tokens: list[int]
-    proposal: Proposal
-    slots_sent: int
-    run: int
 
 
 class Intake:
@@ -44,6 +28,7 @@ class Intake:
         streams: KV and tokens.
         scheduler: told of every stream and item.
         outbox: where answers go.
+        features: gives streams their rings.
         vocab: rows of the target's vocabulary.
         max_model_len: positions of a stream at most.
     """
@@ -53,6 +38,7 @@ class Intake:
         streams: Streams,
         scheduler: Scheduler,
         outbox: Outbox,
+        features: FeatureKeeper,
         *,
         vocab: int,
         max_model_len: int,
@@ -60,6 +46,7 @@ class Intake:
         self._streams = streams
         self._scheduler = scheduler
         self._outbox = outbox
+        self._features = features
         self._vocab = vocab
         self._max_model_len = max_model_len
         self._known: dict[int, Stream] = {}
@@ -100,6 +87,7 @@ class Intake:
 
     def _forget(self, stream_id: int, error: OutriderError | None) -> None:
         stream = self._known.pop(stream_id)
+        self._features.release(stream.ring)
         self._scheduler.close(stream_id)
         if stream.item is None:
             return
@@ -140,7 +128,7 @@ class Intake:
                 self._scheduler.open(opened.stream_id)
             else:
                 self._give_up(known)
-        for index, row in enumerate(self._rows(batch)):
+        for index, row in enumerate(read_rows(batch, self._known, self._vocab)):
             if index in delivery.refused:
                 continue
             try:
@@ -155,27 +143,7 @@ class Intake:
             if not taken:
                 self._outbox.finish(delivery.link)
 
-    def _rows(self, batch: VerifyBatch) -> Iterator[_Row]:
-        items = batch.items
-        ids = items.stream_ids.tolist()
-        known = [self._known.get(stream_id) for stream_id in ids]
-        dense = [stream is not None and draws_dense(stream.opened) for stream in known]
-        starts = offsets(items.token_counts)
-        columns = zip(
-            ids,
-            map(Key, items.generations.tolist(), items.committed_lengths.tolist()),
-            items.bases.tolist(),
-            items.prefix_hashes.tolist(),
-            read_proposals(batch.slots, dense, self._vocab),
-            batch.slots.per_item.tolist(),
-            batch.runs.tolist(),
-            strict=True,
-        )
-        for index, (stream_id, key, base, base_hash, proposal, sent, run) in enumerate(columns):
-            tokens = items.tokens[starts[index] : starts[index + 1]].tolist()
-            yield _Row(stream_id, key, base, base_hash, tokens, proposal, sent, run)
-
-    def _take(self, row: _Row, delivery: Delivery[VerifyBatch, VerdictBatch]) -> bool:
+    def _take(self, row: Row, delivery: Delivery[VerifyBatch, VerdictBatch]) -> bool:
         """Makes a row the stream's outstanding item; False if it is dropped or already done with.
 
         Raises:
@@ -185,11 +153,13 @@ class Intake:
         if stream is None or stream.sequence.owner != delivery.owner:
             raise UnknownStream(f"stream {row.stream_id:016x} is not open here")
         self._check(row)
+        self._ready_ring(stream, row)
         limit = run_limit(stream.opened, self._max_model_len)
         if row.slots_sent == 0 and self._continues(stream, row):
             run_end = min(row.key.committed + row.run, limit)
             if stream.item is not None:
                 stream.item.run_end = max(stream.item.run_end, run_end)
+                stream.item.features_from = row.features_from
                 return False
             if run_end <= stream.sequence.committed:
                 return False
@@ -208,15 +178,31 @@ class Intake:
             )
             if sequence is None:
                 return False
+            if stream.ring is not None:
+                stream.ring.cut(sequence.cached)
             sequence.tokens.extend(row.proposal.x)
             stream.run = row.key if row.slots_sent == 0 else None
             # One token at least: an item is answered, whatever limit it has reached.
             run_end = 0 if row.slots_sent else max(min(row.key.committed + row.run, limit), row.key.committed + 1)
-        stream.item = Item(delivery.link, row.key.generation, row.proposal, run_end, delivery.arrived_s)
+        stream.item = Item(
+            delivery.link, row.key.generation, row.proposal, run_end, delivery.arrived_s, row.features_from
+        )
         self._scheduler.submit(row.stream_id, stream.work(), arrived_s=delivery.arrived_s)
         return True
 
-    def _continues(self, stream: Stream, row: _Row) -> bool:
+    def _ready_ring(self, stream: Stream, row: Row) -> None:
+        """Gives a stream whose features are wanted its ring, before the pass that fills it.
+
+        Raises:
+            InvalidArgument: the model has no such hidden states.
+        """
+        if row.request is None or row.features_from == NOT_WANTED:
+            return
+        if stream.ring is None or stream.ring.request != row.request:
+            self._features.release(stream.ring)
+            stream.ring = self._features.ring(row.request)
+
+    def _continues(self, stream: Stream, row: Row) -> bool:
         """Whether an item without slots tops up the stream's run: all its tokens are of this very run."""
         run, sequence = stream.run, stream.sequence
         if run is None or row.key.generation != run.generation:
@@ -226,7 +212,7 @@ class Intake:
         known = sequence.tokens[row.base : row.key.committed]
         return known == row.tokens and sequence.hash_at(row.base) == row.base_hash
 
-    def _check(self, row: _Row) -> None:
+    def _check(self, row: Row) -> None:
         """
         Raises:
             InvalidArgument: naming the column.

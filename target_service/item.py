@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 from outrider.engine.formation import Work
 from outrider.engine.sequence import Sequence
+from outrider.features import NOT_WANTED
 from outrider.sampling import SamplingParams
 from outrider.seam import StreamOpen
 from target_service.answers import ReplyTo
+from target_service.features import FeatureRing
 from target_service.proposal import Proposal
 
 
@@ -33,6 +35,7 @@ class Item:
         proposal: its slots; none for a plain run.
         run_end: committed length at which a plain run ends; 0 for a round with slots.
         ready_s: when it arrived, or when the previous token of its run was answered.
+        features_from: first position whose features are wanted with its last answer.
     """
 
     link: ReplyTo
@@ -40,6 +43,7 @@ class Item:
     proposal: Proposal
     run_end: int
     ready_s: float
+    features_from: int = NOT_WANTED
 
 
 @dataclass(slots=True, eq=False)
@@ -51,12 +55,14 @@ class Stream:
         item: its one outstanding item.
         answered: key of its last answer.
         run: the key at which its latest plain run began, as long as nothing else came after; None otherwise.
+        ring: features of its last positions, once a draft has asked for them.
     """
 
     sequence: Sequence
     item: Item | None = None
     answered: Key = NEVER
     run: Key | None = None
+    ring: FeatureRing | None = None
 
     @property
     def opened(self) -> StreamOpen:

@@ -26,6 +26,7 @@ from outrider.errors import OutriderError
 from outrider.noise import Role, gumbel_row_keys, uniforms
 from outrider.sampling import Form, Rule
 from outrider.seam import StreamOpen
+from target_service.proposal import Proposal
 from target_service.round import NO_F32, Round, Verdict
 
 _CHUNK = 1 << 26
@@ -64,6 +65,15 @@ def judge(logits: Tensor, rounds: Sequence[Round]) -> list[Verdict | OutriderErr
             verdicts += _judge(logits[start:stop], chunk)
             start, chunk = stop, []
     return verdicts
+
+
+def accepted_at_most(opened: StreamOpen, proposal: Proposal, verdict: Verdict) -> int:
+    """How many of the fed slots can turn out accepted: exactly as many as will where the target answers with its own
+    tokens, all of them where the rule is yet to be applied."""
+    if _way(opened) in (_Way.SPARSE, _Way.DENSE):
+        return len(proposal.x)
+    y = verdict.emit.tolist()
+    return next((slot for slot, token in enumerate(proposal.x) if token != y[slot]), len(proposal.x))
 
 
 def _judge(logits: Tensor, rounds: list[Round]) -> list[Verdict | OutriderError]:

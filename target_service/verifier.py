@@ -27,12 +27,14 @@ from outrider.engine.runner import Step, StepTiming, Wait
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.streams import Streams
 from outrider.errors import OutriderError, Overloaded, Preempted
+from outrider.features import NOT_WANTED, FeatureBlock
 from outrider.seam import Timings
 from target_service.answers import Answer, Outbox
+from target_service.features import FeatureKeeper, Fed, HiddenStates
 from target_service.intake import Intake, Message
 from target_service.item import Stream, stops
 from target_service.round import Round, Verdict
-from target_service.scoring import judge
+from target_service.scoring import accepted_at_most, judge
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class Verifier:
         drawable: ids below this one may be drawn; rows behind it are padding that no tokenizer has a text for.
         limits: of a step and a stream.
         lease_s: seconds for which the streams of a lost link are kept.
+        hidden_states: of the model; None for one that has none to give to drafts.
         clock: `time.monotonic`, as the links stamp arrivals with it.
     """
 
@@ -67,6 +70,7 @@ class Verifier:
         drawable: int,
         limits: Limits,
         lease_s: float,
+        hidden_states: HiddenStates | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.streams = Streams(block_manager, lease_s, clock)
@@ -79,8 +83,9 @@ class Verifier:
         self._clock = clock
         self._drawable = drawable
         self._outbox = Outbox()
+        self.features = FeatureKeeper(hidden_states)
         self._intake = Intake(
-            self.streams, self.scheduler, self._outbox, vocab=vocab, max_model_len=limits.max_model_len
+            self.streams, self.scheduler, self._outbox, self.features, vocab=vocab, max_model_len=limits.max_model_len
         )
 
     def receive(self, message: Message) -> None:
@@ -108,11 +113,17 @@ class Verifier:
         """Judges and answers the rounds that the step completed."""
         judging = self._clock()
         complete: list[tuple[Piece, Stream]] = []
+        fed: list[Fed] = []
+        row = 0
         for piece, span in zip(step.payload, step.spans, strict=True):
             stream = self._intake[piece.stream_id]
             stream.sequence.fed(span)
+            if stream.ring is not None:
+                fed.append(Fed(stream.ring, span, row))
+            row += len(span.tokens)
             if piece.last:
                 complete.append((piece, stream))
+        self.features.record(fed)
         if self._drawable < logits.shape[1]:
             logits[:, self._drawable :] = -math.inf
         rounds = [_round(stream) for _, stream in complete]
@@ -149,7 +160,10 @@ class Verifier:
     def _answer(self, stream_id: int, stream: Stream, verdict: Verdict) -> None:
         item, sequence, key = stream.item, stream.sequence, stream.key
         assert item is not None, "only outstanding items ride in a step"
-        self._outbox.add(item.link, Answer(stream_id, *key, sequence.cached, verdict, item.proposal.cut))
+        features = _features(stream, verdict)
+        self._outbox.add(
+            item.link, Answer(stream_id, *key, sequence.cached, verdict, item.proposal.cut, features=features)
+        )
         stream.answered = key
         if not item.run_end:
             self._intake.done(stream_id)
@@ -194,3 +208,15 @@ class _Pool:
 def _round(stream: Stream) -> Round:
     assert stream.item is not None, "only outstanding items ride in a step"
     return Round(stream.opened, stream.sequence.tokens, stream.sequence.committed, stream.item.proposal)
+
+
+def _features(stream: Stream, verdict: Verdict) -> FeatureBlock | None:
+    """What the draft needs for its next proposal, if this is the item's last answer."""
+    item, sequence = stream.item, stream.sequence
+    if item is None or stream.ring is None or item.features_from == NOT_WANTED:
+        return None
+    if item.run_end > sequence.committed + 1:
+        return None
+    return stream.ring.block(
+        item.features_from, sequence.committed + accepted_at_most(stream.opened, item.proposal, verdict)
+    )

@@ -39,6 +39,7 @@ class ModelInfo:
         invariant: Whether a position's logits were found to depend on its own prefix only, bit for bit.
         invariance_note: What the start-up test covered, or the first difference it found.
         block_size: Tokens per KV block.
+        hidden_size: Width of the hidden states that a draft can build on; 0 where there are none.
     """
 
     model_id: str
@@ -59,6 +60,7 @@ class ModelInfo:
     invariant: bool
     invariance_note: str
     block_size: int
+    hidden_size: int = 0
 
 
 def weight_hash(folder: Path) -> str:

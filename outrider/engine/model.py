@@ -17,6 +17,7 @@ from outrider.engine.attention import IMPLEMENTATION, register
 from outrider.engine.batch import Span
 from outrider.engine.causal_lm import PagedCausalLM
 from outrider.engine.config import EngineConfig
+from outrider.engine.hidden_states import HiddenStates
 from outrider.engine.info import ModelInfo, device_names, eos_ids, name_and_revision, weight_hash
 from outrider.engine.invariance import check_invariance
 from outrider.engine.kv_cache import plan_blocks
@@ -49,12 +50,14 @@ class LoadedModel:
     Attributes:
         info: Facts about it.
         num_blocks: KV blocks that the memory plan allows.
+        hidden_states: Of the latest pass, for those who want them.
     """
 
     def __init__(self, network: PagedCausalLM, info: ModelInfo, num_blocks: int) -> None:
         self._network = network
         self.info = info
         self.num_blocks = num_blocks
+        self.hidden_states = HiddenStates(network.network)
 
     def allocate_kv(self, num_blocks: int) -> None:
         """Allocates KV for block ids 0 .. num_blocks - 1; call once, before `forward`."""
@@ -126,6 +129,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         invariant=verdict.invariant,
         invariance_note=verdict.note,
         block_size=network.block_size,
+        hidden_size=HiddenStates(network.network).width,
     )
     log.info(
         "loaded %s (%s, %.0f M parameters, %s, %d packed layers, %s attention, %s) in %.1f s",

@@ -79,6 +79,7 @@ def model_info(
     info.model_revision = model.revision
     info.weight_hash = model.weight_hash
     info.parameters = model.parameters
+    info.num_layers = model.num_layers
     info.dtype = model.dtype
     info.tokenizer_hash = vocabulary.hash if vocabulary else ""
     info.tokenizer_size = len(vocabulary.tokens) if vocabulary else 0

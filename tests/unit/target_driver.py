@@ -15,6 +15,7 @@ from outrider.distribution import TOTAL, CountRow
 from outrider.engine.block_manager import BlockManager
 from outrider.engine.runner import Step, StepTiming, Wait
 from outrider.errors import Status
+from outrider.features import NOT_WANTED, FeatureBlock, FeatureRequest
 from outrider.noise import Role, subkey, uniforms
 from outrider.rpc.link import Attached, Delivery
 from outrider.rule import accepted_counts, matched_counts
@@ -48,6 +49,7 @@ class Verdict:
     p: NDArray[np.float32]
     emit: list[int]
     bonus: int
+    features: FeatureBlock | None = None
 
 
 class Link:
@@ -92,6 +94,7 @@ class Target:
             drawable=drawable or model.info.vocab_rows,
             limits=Limits(max_num_seqs, max_num_batched_tokens, max_model_len),
             lease_s=lease_s,
+            hidden_states=getattr(model, "hidden_states", None),
             clock=lambda: self.now,
         )
         self.attach()
@@ -218,14 +221,23 @@ class Stream:
         return k
 
 
-def verify(rows: Sequence[tuple[Stream, Draft]], *, closed: Sequence[int] = ()) -> VerifyBatch:
+class Wish(NamedTuple):
+    """Features that every item of a message asks for, from these positions on."""
+
+    request: FeatureRequest
+    first: list[int]
+
+
+def verify(
+    rows: Sequence[tuple[Stream, Draft]], *, closed: Sequence[int] = (), wish: Wish | None = None
+) -> VerifyBatch:
     """A message that has these drafts verified."""
-    return _message([stream for stream, _ in rows], [draft for _, draft in rows], [0] * len(rows), closed)
+    return _message([stream for stream, _ in rows], [draft for _, draft in rows], [0] * len(rows), closed, wish)
 
 
-def plain(streams: Sequence[Stream], run: int, *, closed: Sequence[int] = ()) -> VerifyBatch:
+def plain(streams: Sequence[Stream], run: int, *, closed: Sequence[int] = (), wish: Wish | None = None) -> VerifyBatch:
     """A message that has these streams decoded plainly."""
-    return _message(list(streams), [Draft([]) for _ in streams], [run] * len(streams), closed)
+    return _message(list(streams), [Draft([]) for _ in streams], [run] * len(streams), closed, wish)
 
 
 def close(*stream_ids: int) -> VerifyBatch:
@@ -293,13 +305,17 @@ def _own(draft: Draft, slot: int) -> int:
     return TOTAL if row is None else int(row.counts[row.ids == draft.x[slot]][0])
 
 
-def _message(streams: list[Stream], drafts: list[Draft], runs: list[int], closed: Sequence[int]) -> VerifyBatch:
+def _message(
+    streams: list[Stream], drafts: list[Draft], runs: list[int], closed: Sequence[int], wish: Wish | None = None
+) -> VerifyBatch:
     return VerifyBatch(
         items=items_of([stream.item() for stream in streams]),
         slots=_slots(drafts),
         runs=np.array(runs, np.uint16),
         opens=tuple(opening for stream in streams for opening in stream.opening()),
         closed=np.array(closed, np.uint64),
+        features_from=np.array(wish.first if wish else [NOT_WANTED] * len(streams), np.uint32),
+        feature_request=wish.request if wish else None,
     )
 
 
@@ -324,6 +340,7 @@ def rows_of(batch: VerdictBatch) -> list[Verdict]:
     """The reply items of a batch."""
     replies = batch.replies
     ends = np.cumsum(batch.slots_done, dtype=np.int64)
+    features = dict(batch.features.blocks())
     return [
         Verdict(
             stream_id=int(replies.stream_ids[index]),
@@ -336,6 +353,7 @@ def rows_of(batch: VerdictBatch) -> list[Verdict]:
             p=batch.p[ends[index] - batch.slots_done[index] : ends[index]],
             emit=batch.emit[ends[index] - batch.slots_done[index] : ends[index]].tolist(),
             bonus=int(batch.bonus[index]),
+            features=features.get(int(replies.stream_ids[index])),
         )
         for index in range(len(replies))
     ]
