@@ -1,0 +1,120 @@
+"""The `train-draft` command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from outrider import models
+from outrider.console import Downloads, out
+from outrider.errors import InvalidArgument
+from outrider.fetch.cache import cache_root, free_bytes
+from outrider.fetch.reporter import megabytes
+
+if TYPE_CHECKING:  # torch is an extra, and takes seconds to import
+    from outrider.training.plan import Estimate
+    from outrider.training.train import Report
+
+_RESERVE_BYTES = 2_000_000_000
+
+
+def train_draft(
+    target: Annotated[
+        str, typer.Option(help="Model to draft for: folder, hub id, or a name from `outrider models list`.")
+    ],
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder of the finished draft.")],
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Prompts, one JSON string or object with `messages` or `prompt` a line; unset: the built-in set."
+        ),
+    ] = None,
+    hours: Annotated[float | None, typer.Option(help="Time to spend, resumed runs included.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Answer tokens to train on, in place of --hours.")] = None,
+    work: Annotated[Path | None, typer.Option(help="Folder of answers and checkpoints; unset: in the cache.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what the work folder holds.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of prompts, draws, weights and order.")] = 0,
+    draft_vocab: Annotated[int, typer.Option(help="Ids that the draft can propose.")] = 8192,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    threads: Annotated[int | None, typer.Option(help="CPU threads; unset: all cores.")] = None,
+) -> None:
+    """Train an EAGLE-3 draft from a target alone, on the target's own answers.
+
+    Interrupt it at any time; --resume goes on. Other kinds of drafts are not built.
+    """
+    if (hours is None) == (tokens is None):
+        raise InvalidArgument("hours", "and --tokens: give one of the two")
+    if (hours or tokens or 0) <= 0:
+        raise InvalidArgument("hours", "or --tokens must be positive")
+    import torch
+
+    from outrider.training.plan import Budget
+    from outrider.training.run import Options, Run
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with Downloads() as downloads:
+        found = models.resolve(target, reporter=downloads)
+    if found.folder is None:
+        raise InvalidArgument("target", f"{target} has no weights to learn from")
+    options = Options(
+        target=found,
+        out=out_folder,
+        work=work or cache_root() / "training" / found.model_id.split("/")[-1].lower(),
+        prompts=prompts,
+        budget=Budget(hours, tokens),
+        seed=seed,
+        draft_vocab=draft_vocab,
+        device=device,
+        resume=resume,
+    )
+    with _Display(options.work) as display:
+        try:
+            Run(options, display)()
+        except KeyboardInterrupt:
+            out.print("interrupted; the same command with --resume goes on")
+            raise typer.Exit(130) from None
+    out.print(f"the draft is in {out_folder}")
+
+
+class _Display:
+    """Progress bars, and a line for each evaluation."""
+
+    def __init__(self, work: Path) -> None:
+        self._work = work
+        columns = (
+            TextColumn("  {task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[detail]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(*columns, console=out)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> _Display:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def planned(self, estimate: Estimate) -> None:
+        free = free_bytes(self._work)
+        out.print(f"  {estimate}; work folder {self._work} ({megabytes(free)} free)")
+        if estimate.disk_bytes + _RESERVE_BYTES > free:
+            raise InvalidArgument(
+                "tokens",
+                f"or --hours need {megabytes(estimate.disk_bytes)} in {self._work}, and {megabytes(free)} are free",
+            )
+
+    def progress(self, stage: str, share: float, detail: str) -> None:
+        if stage not in self._tasks:
+            self._tasks[stage] = self._bar.add_task(stage, total=1.0, detail=detail)
+        self._bar.update(self._tasks[stage], completed=share, detail=detail)
+
+    def evaluated(self, report: Report) -> None:
+        out.print(f"  {report.seconds:5.0f} s, {report.tokens:9,} tokens, loss {report.loss:.3f}: {report.acceptance}")

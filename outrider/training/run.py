@@ -1,0 +1,282 @@
+"""`outrider train-draft` end to end: estimate, answers, training, checkpoint and card."""
+
+from __future__ import annotations
+
+import json
+import platform
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoTokenizer
+
+from outrider.engine.eagle3 import Eagle3Config
+from outrider.engine.eagle3_checkpoint import save
+from outrider.errors import InvalidArgument
+from outrider.models import ResolvedModel
+from outrider.training.batches import batches
+from outrider.training.card import Facts, card
+from outrider.training.generate import GenerationPlan, Store, generate, render, stop_ids_of
+from outrider.training.plan import Budget, Estimate, Speed, estimate
+from outrider.training.prompts import BuiltinPrompts, FilePrompts, Library, Prompts
+from outrider.training.teacher import FEATURE_WINDOW, Asked, Teacher
+from outrider.training.train import (
+    Report,
+    Trainer,
+    TrainingPlan,
+    feature_scale,
+    frequent_ids,
+    held_out_lessons,
+    initial_head,
+)
+
+WINDOW = 256
+"""Positions the head's attention looks back: what it has seen in training, whatever the length of the stream."""
+
+_TRIAL_PROMPTS = 24
+_TRIAL_TOKENS = 24
+_STATE = "run.json"
+_TRAINER = "trainer.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is asked for.
+
+    Attributes:
+        target: The model to learn from.
+        out: Folder of the finished head.
+        work: Folder of shards and checkpoints.
+        prompts: File of prompts; unset means the built-in set.
+        budget: How much to spend.
+        seed: Of everything.
+        draft_vocab: Ids the head can propose.
+        device: Torch device.
+        resume: Whether to go on with what `work` holds.
+    """
+
+    target: ResolvedModel
+    out: Path
+    work: Path
+    prompts: Path | None
+    budget: Budget
+    seed: int = 0
+    draft_vocab: int = 8192
+    device: str = "cpu"
+    resume: bool = False
+
+
+class Events(Protocol):
+    """Who watches a run."""
+
+    def planned(self, estimate: Estimate) -> None:
+        """Called once, before anything of length begins."""
+
+    def progress(self, stage: str, share: float, detail: str) -> None:
+        """A stage (`answers`, `training`) has come so far, 0 to 1."""
+
+    def evaluated(self, report: Report) -> None:
+        """Held-out acceptance was measured."""
+
+
+class Run:
+    """One run over a work folder; everything on disk is whole at any moment."""
+
+    def __init__(
+        self,
+        options: Options,
+        events: Events,
+        generation: GenerationPlan | None = None,
+        training: TrainingPlan | None = None,
+    ) -> None:
+        """Opens the work folder.
+
+        Raises:
+            InvalidArgument: it holds another run and `resume` is not set, or `resume` finds other settings.
+        """
+        self._options = options
+        self._events = events
+        self._store = Store(options.work)
+        self._generation = generation or GenerationPlan(seed=options.seed)
+        self._training = training or TrainingPlan(seed=options.seed)
+        self._settings = {
+            "target": options.target.model_id,
+            "revision": options.target.revision,
+            "prompts": str(options.prompts) if options.prompts else "built in",
+            "seed": options.seed,
+        }
+        self._generating_s = self._open()
+
+    def __call__(self) -> None:
+        """Runs to the end of the budget and writes the head to `out`."""
+        options = self._options
+        tokenizer = AutoTokenizer.from_pretrained(options.target.path, local_files_only=True)
+        teacher = _teacher(options)
+        prompts: Prompts = (
+            FilePrompts(options.prompts, options.seed) if options.prompts else BuiltinPrompts(options.seed)
+        )
+        self._events.planned(estimate(options.budget, self._trial(teacher, tokenizer, prompts)))
+        self._answer(teacher, tokenizer, prompts)
+        trainer = self._trainer(teacher)
+        self._train(trainer)
+        save(trainer.finished(), options.out, target=options.target.model_id)
+        (options.out / "README.md").write_text(card(self._facts(trainer)), encoding="utf-8")
+
+    def _answer(self, teacher: Teacher, tokenizer: Any, prompts: Prompts) -> None:
+        budget = self._options.budget
+        tokens = sum(self._store.info(path).tokens for path in self._store.shards())
+        if budget.generated(self._generating_s, tokens) >= 1:
+            return
+        began = time.monotonic()
+        for info in generate(teacher, tokenizer, prompts, self._store, self._generation):
+            tokens += info.tokens
+            self._generating_s, began = self._generating_s + time.monotonic() - began, time.monotonic()
+            self._remember()
+            share = budget.generated(self._generating_s, tokens)
+            self._events.progress("answers", min(1.0, share), f"{tokens:,} tokens")
+            if share >= 1:
+                return
+
+    def _train(self, trainer: Trainer) -> None:
+        budget, path = self._options.budget, self._options.work / _TRAINER
+
+        def progress() -> float:
+            share = budget.trained(self._generating_s, trainer.seconds, trainer.tokens)
+            self._events.progress("training", min(1.0, share), f"{trainer.tokens:,} tokens")
+            return share
+
+        for report in trainer.train(self._store, held_out_lessons(self._store), progress):
+            trainer.save(path)
+            self._events.evaluated(report)
+
+    def _trainer(self, teacher: Teacher) -> Trainer:
+        options, plan = self._options, self._training
+        table = teacher.network.get_input_embeddings().weight.detach()
+
+        def embed(ids: Tensor) -> Tensor:
+            return F.embedding(ids, table)
+
+        device, path = torch.device(options.device), options.work / _TRAINER
+        if path.exists():
+            return Trainer.restore(path, embed, plan, device)
+        ids = frequent_ids(self._store, options.draft_vocab, table.shape[0])
+        config = head_config(teacher.network.config, teacher.layers, len(ids))
+        output = teacher.network.get_output_embeddings().weight.detach().cpu()
+        head = initial_head(config, ids, output, options.seed)
+        return Trainer(head, embed, feature_scale(self._store), plan, device)
+
+    def _trial(self, teacher: Teacher, tokenizer: Any, prompts: Prompts) -> Speed:
+        """Answers and trains for some seconds; what it makes is thrown away."""
+        asked = [Asked(render(tokenizer, prompt), 1.0) for prompt in prompts.batch(0, _TRIAL_PROMPTS, Library())]
+        began = time.monotonic()
+        lessons = teacher.answer(
+            asked,
+            max_tokens=_TRIAL_TOKENS,
+            stop_ids=stop_ids_of(teacher.network, tokenizer),
+            generator=torch.Generator().manual_seed(self._options.seed),
+        )
+        generated_per_s = sum(len(one.top_ids) for one in lessons) / (time.monotonic() - began)
+        device = torch.device(self._options.device)
+        table = teacher.network.get_input_embeddings().weight.detach()
+        config = head_config(teacher.network.config, teacher.layers, min(self._options.draft_vocab, table.shape[0]))
+        head = initial_head(config, torch.arange(config.draft_vocab), table.cpu(), self._options.seed)
+        scale = torch.ones(head.fc.in_features)
+        trainer = Trainer(head, lambda ids: F.embedding(ids, table), scale, self._training, device)
+        speeds = [trainer.speed(batch) for batch in batches(lessons, self._training.rows, random.Random(0), device)]
+        sizes = [one.features.numel() * 2 + one.top_ids.numel() * 6 for one in lessons]
+        answered = sum(len(one.top_ids) for one in lessons)
+        # The trial's answers are short, and a prompt's features weigh as much as a longer answer's.
+        return Speed(generated_per_s, max(speeds), sum(sizes) / answered / 2)
+
+    def _open(self) -> float:
+        path = self._options.work / _STATE
+        if not path.exists():
+            if self._store.shards() and not self._options.resume:
+                raise InvalidArgument(
+                    "work", f"{self._options.work} holds answers of another run; --resume goes on with it"
+                )
+            return 0.0
+        if not self._options.resume:
+            raise InvalidArgument("work", f"{self._options.work} holds a run; --resume goes on with it")
+        known = json.loads(path.read_text(encoding="utf-8"))
+        for name, value in self._settings.items():
+            if known["settings"][name] != value:
+                raise InvalidArgument(
+                    name, f"is {value!r}, but {self._options.work} was begun with {known['settings'][name]!r}"
+                )
+        return float(known["generating_s"])
+
+    def _remember(self) -> None:
+        state = {"settings": self._settings, "generating_s": self._generating_s}
+        (self._options.work / _STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+
+    def _facts(self, trainer: Trainer) -> Facts:
+        options, config = self._options, trainer.head.config
+        shards = [self._store.info(path) for path in self._store.shards()]
+        kinds: Counter[str] = Counter()
+        for shard in shards:
+            kinds[shard.kind] += shard.tokens
+        return Facts(
+            target=options.target.model_id,
+            revision=options.target.revision or "unknown",
+            licence=options.target.licence,
+            prompts=f"the prompts of {options.prompts.name}" if options.prompts else "the built-in prompts",
+            seed=options.seed,
+            answers=sum(shard.answers for shard in shards),
+            tokens=sum(shard.tokens for shard in shards),
+            kinds=kinds,
+            generating_s=self._generating_s,
+            training_s=trainer.seconds,
+            trained_tokens=trainer.tokens,
+            machine=_machine(options.device),
+            parameters=config.parameters,
+            draft_vocab=config.draft_vocab,
+            feature_layers=config.feature_layers,
+            feature_window=FEATURE_WINDOW,
+            curve=trainer.curve,
+        )
+
+
+def feature_layers(layers: int) -> tuple[int, int, int]:
+    """Low, middle and high layer to fuse of a target with so many (4, 16 and 29 of 30)."""
+    return max(1, layers // 7), min(layers // 2 + 1, layers - 1), layers - 1
+
+
+def head_config(target: Any, fused: tuple[int, ...], draft_vocab: int) -> Eagle3Config:
+    """A head of the target's own width. `target` is its transformers config."""
+    text = target.get_text_config()
+    heads = text.num_attention_heads
+    rope = getattr(text, "rope_parameters", None) or {}
+    return Eagle3Config(
+        hidden=text.hidden_size,
+        intermediate=text.intermediate_size,
+        heads=heads,
+        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        target_hidden=text.hidden_size,
+        feature_layers=fused,
+        vocab=text.vocab_size,
+        draft_vocab=draft_vocab,
+        norm_eps=getattr(text, "rms_norm_eps", 1e-6),
+        rope_theta=rope.get("rope_theta", 10000.0),
+        window=WINDOW,
+    )
+
+
+def _teacher(options: Options) -> Teacher:
+    config = json.loads((Path(options.target.path) / "config.json").read_text(encoding="utf-8"))
+    text = config.get("text_config", config)
+    dtype = torch.bfloat16 if config.get("dtype", config.get("torch_dtype")) != "float32" else torch.float32
+    return Teacher.load(options.target.path, feature_layers(text["num_hidden_layers"]), dtype, options.device)
+
+
+def _machine(device: str) -> str:
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    return f"{torch.get_num_threads()} threads of a {platform.machine()} CPU"

@@ -1,0 +1,260 @@
+"""The training loop: shards in, a head out; interrupted at any time, it goes on where it was."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from outrider.engine.eagle3 import Eagle3Config, Eagle3Head
+from outrider.training.batches import Batch, batches
+from outrider.training.generate import Store
+from outrider.training.held_out import Acceptance, measure
+from outrider.training.teacher import Lesson
+from outrider.training.unroll import Embed, Unroll
+
+HELD_OUT_EVERY = 16  # one lesson in so many is never trained on
+_POOL_SHARDS = 6
+_HELD_OUT_LESSONS = 96
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """How a head is trained.
+
+    Attributes:
+        seed: Of initial weights and order.
+        steps: Unrolled steps at the end; training begins with 2.
+        thinning: Share of the rows that each step passes on to the next.
+        rows: Drafting rows of a batch.
+        learning_rate: Of AdamW (embeddings, head, norms) at its height.
+        matrix_learning_rate: Of Muon (the matrices of the layer).
+        warm_up: Share of the training over which the learning rates rise.
+        step_decay: Weight of each further step's loss beside the one before.
+        evaluate_s: Seconds between evaluations (and checkpoints).
+    """
+
+    seed: int = 0
+    steps: int = 5
+    thinning: float = 0.7
+    rows: int = 512
+    learning_rate: float = 1e-3
+    matrix_learning_rate: float = 0.0
+    warm_up: float = 0.03
+    step_decay: float = 0.8
+    evaluate_s: float = 180.0
+
+
+class Report(NamedTuple):
+    """One evaluation: seconds and answer tokens trained so far, share of the budget, training loss, acceptance."""
+
+    seconds: float
+    tokens: int
+    progress: float
+    loss: float
+    acceptance: Acceptance
+
+
+class Trainer:
+    """A head with its optimisers and its place in the training."""
+
+    def __init__(
+        self, head: Eagle3Head, embed: Embed, feature_scale: Tensor, plan: TrainingPlan, device: torch.device
+    ) -> None:
+        self.head = head.to(device)
+        self.plan = plan
+        self.seconds = 0.0
+        self.tokens = 0
+        self.curve: list[dict[str, Any]] = []
+        self._device = device
+        self._scale = feature_scale.to(device)
+        self._unroll = Unroll(self.head, embed, self._scale)
+        if plan.matrix_learning_rate:
+            matrices = [
+                p for name, p in self.head.named_parameters() if p.dim() == 2 and not name.startswith("lm_head")
+            ]
+            others = [p for name, p in self.head.named_parameters() if p.dim() != 2 or name.startswith("lm_head")]
+        else:
+            matrices, others = [], list(self.head.parameters())
+        self._optimisers: list[tuple[torch.optim.Optimizer, float]] = [
+            (
+                torch.optim.AdamW(others, lr=plan.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
+                plan.learning_rate,
+            ),
+        ]
+        if matrices:
+            self._optimisers.append(
+                (
+                    torch.optim.Muon(matrices, lr=plan.matrix_learning_rate, weight_decay=0.01, ns_steps=4),
+                    plan.matrix_learning_rate,
+                )
+            )
+
+    def train(self, store: Store, held_out: list[Lesson], progress: Callable[[], float]) -> Iterator[Report]:
+        """Trains until `progress` reaches 1.
+
+        Args:
+            store: The lessons; shards that arrive meanwhile are taken up.
+            held_out: What to evaluate on.
+            progress: Share of the budget that is used; may look at `seconds` and `tokens`.
+
+        Yields:
+            An evaluation every `evaluate_s` seconds, and a last one.
+        """
+        evaluated = self.seconds
+        losses: list[float] = []
+        drawn = random.Random(f"{self.plan.seed}/{self.tokens}")
+        while progress() < 1:
+            for batch in self._epoch(store, drawn):
+                began = time.monotonic()
+                losses.append(self._update(batch, progress()))
+                self.seconds += time.monotonic() - began
+                if progress() >= 1:
+                    break
+                if self.seconds - evaluated >= self.plan.evaluate_s:
+                    yield self._report(held_out, losses, progress())
+                    losses, evaluated = [], self.seconds
+        yield self._report(held_out, losses, 1.0)
+
+    def speed(self, batch: Batch) -> float:
+        """Tokens per second of an update on this batch with all steps (the update is made)."""
+        began = time.monotonic()
+        self._update(batch, 1.0)
+        return int(batch.rows.sum()) / (time.monotonic() - began)
+
+    def save(self, path: Path) -> None:
+        """Writes everything that `restore` needs; whole or not at all."""
+        state = {
+            "head": self.head.state_dict(),
+            "target_ids": self.head.target_ids,
+            "feature_scale": self._scale,
+            "config": asdict(self.head.config),
+            "optimisers": [optimiser.state_dict() for optimiser, _ in self._optimisers],
+            "seconds": self.seconds,
+            "tokens": self.tokens,
+            "curve": self.curve,
+        }
+        torch.save(state, path.with_suffix(".partial"))
+        os.replace(path.with_suffix(".partial"), path)
+
+    def finished(self) -> Eagle3Head:
+        """The head for use: the scale of the features folded into `fc`."""
+        head = copy.deepcopy(self.head)
+        with torch.no_grad():
+            head.fc.weight.mul_(self._scale)
+        return head.eval()
+
+    @classmethod
+    def restore(cls, path: Path, embed: Embed, plan: TrainingPlan, device: torch.device) -> Trainer:
+        """A trainer as it was when it was saved."""
+        state = torch.load(path, map_location=device, weights_only=True)
+        shape = {**state["config"], "feature_layers": tuple(state["config"]["feature_layers"])}
+        head = Eagle3Head(Eagle3Config(**shape))
+        head.load_state_dict(state["head"])
+        head.target_ids = state["target_ids"]
+        trainer = cls(head, embed, state["feature_scale"], plan, device)
+        for (optimiser, _), saved in zip(trainer._optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        trainer.seconds, trainer.tokens, trainer.curve = state["seconds"], state["tokens"], state["curve"]
+        return trainer
+
+    def _epoch(self, store: Store, drawn: random.Random) -> Iterator[Batch]:
+        """Every shard once; a few are open at a time, so that batches mix kinds and memory stays bounded."""
+        paths = store.shards()
+        drawn.shuffle(paths)
+        for start in range(0, len(paths), _POOL_SHARDS):
+            lessons = [
+                one
+                for path in paths[start : start + _POOL_SHARDS]
+                for index, one in enumerate(store.read(path))
+                if index % HELD_OUT_EVERY
+            ]
+            yield from batches(lessons, self.plan.rows, drawn, self._device)
+
+    def _update(self, batch: Batch, progress: float) -> float:
+        rate = _rate(progress, self.plan.warm_up)
+        for optimiser, peak in self._optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = peak * rate
+        steps = min(self.plan.steps, 2 + int(progress / 0.4 * (self.plan.steps - 1)))
+        with torch.autocast(self._device.type, torch.bfloat16):
+            unrolled = self._unroll(batch, steps, self.plan.thinning)
+        weights = [self.plan.step_decay**i for i in range(len(unrolled))]
+        loss: Tensor = sum((w * one.loss for w, one in zip(weights, unrolled, strict=True)), torch.zeros(())) / sum(
+            weights
+        )
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
+        for optimiser, _ in self._optimisers:
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        self.tokens += int(batch.rows.sum())
+        return float(unrolled[0].loss.detach())
+
+    def _report(self, held_out: list[Lesson], losses: list[float], progress: float) -> Report:
+        with torch.autocast(self._device.type, torch.bfloat16):
+            acceptance = measure(self._unroll, held_out[:_HELD_OUT_LESSONS], self.plan.steps, self._device)
+        report = Report(self.seconds, self.tokens, progress, sum(losses) / max(1, len(losses)), acceptance)
+        self.curve.append(
+            {
+                "seconds": round(self.seconds),
+                "tokens": self.tokens,
+                "alpha": acceptance.alpha,
+                "greedy": acceptance.greedy,
+            }
+        )
+        return report
+
+
+def frequent_ids(store: Store, count: int, vocab: int) -> Tensor:
+    """The ids to draft, rising: those that the target's distributions give most mass over the shards so far."""
+    mass = torch.zeros(vocab, dtype=torch.float64)
+    for path in store.shards():
+        for one in store.read(path):
+            mass.index_add_(0, one.top_ids.flatten().long(), one.top_probs.flatten().double())
+    return mass.topk(min(count, vocab)).indices.sort().values
+
+
+def feature_scale(store: Store) -> Tensor:
+    """[layers * hidden] one over the root mean square of each feature, over the first shard."""
+    first = [one.features[-len(one.top_ids) :].float() for one in store.read(store.shards()[0])]
+    return torch.cat(first).square().mean(0).add(1e-12).rsqrt()
+
+
+def held_out_lessons(store: Store) -> list[Lesson]:
+    """The lessons that are never trained on, kinds mixed."""
+    found = [one for path in store.shards() for i, one in enumerate(store.read(path)) if i % HELD_OUT_EVERY == 0]
+    random.Random(0).shuffle(found)
+    return found
+
+
+def initial_head(config: Eagle3Config, target_ids: Tensor, output_embedding: Tensor, seed: int) -> Eagle3Head:
+    """A head whose output matrix is the target's for the ids it knows, and whose other matrices are random."""
+    head = Eagle3Head(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in head.named_parameters():
+            if weight.dim() == 2:
+                weight.normal_(0, 1 / math.sqrt(weight.shape[1]), generator=generator)
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                weight.mul_(0.3)
+        if output_embedding.shape[1] == config.hidden:
+            head.lm_head.weight.copy_(output_embedding[target_ids].float())
+    head.target_ids = target_ids
+    return head
+
+
+def _rate(progress: float, warm_up: float) -> float:
+    """Share of the peak learning rate: a linear rise, then half a cosine down to a fiftieth."""
+    if progress < warm_up:
+        return max(progress, 0.05 * warm_up) / warm_up
+    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - warm_up) / (1 - warm_up))))
