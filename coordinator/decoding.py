@@ -166,7 +166,8 @@ def receive_proposals(streams: Mapping[int, StreamState], batch: ProposalBatch) 
         state.draft.outstanding = None
         status = Status(statuses[index])
         if status is Status.OK:
-            state.draft.held = min(cached[index], committed)
+            # It has taken all of them in, whether it keeps KV or, like prompt lookup, only the tokens.
+            state.draft.held = committed
         answers.append(ProposalAnswer(state, status, replies.errors.get(index, ""), proposals[index]))
     return answers
 
@@ -244,7 +245,7 @@ def conclude(
     # The prefix that each service shares with the committed tokens ends at the last accepted drafted token.
     state.target.held = min(cached, start + k)
     if proposal is not None:
-        state.draft.held = min(proposal.draft_cached, start + k)
+        state.draft.held = max(start, min(proposal.draft_cached, start + k))
         state.proposal = None
     if end.finish_reason is not None:
         state.phase = Phase.CLOSED

@@ -72,7 +72,7 @@ class Side:
     Attributes:
         generation: grows whenever an item is given up or sent anew.
         opened: whether the service has been sent the `StreamOpen`.
-        held: committed tokens whose KV it holds, as far as is known.
+        held: committed tokens that it has, as far as is known; items start there.
         last: the item posted last, answered or not.
     """
 

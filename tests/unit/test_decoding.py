@@ -143,6 +143,17 @@ class TestRows:
         assert list(row.item.tokens) == [3, 4]
         assert state.target.held == state.committed - 1
 
+    def test_draft_without_kv_is_not_sent_the_whole_text_each_round(self) -> None:
+        """Prompt lookup holds tokens and no KV; its cached length of 0 must not cost O(length) per round."""
+        state, draft = stream((5, 6, 7), temperature=0.0), TableDraft(np.eye(9))
+        batch = draft.propose(propose_batch([decoding.propose(state, 2, draft_deadline_ms=0, **MS)], []))
+        batch = replace(batch, replies=replace(batch.replies, cached_lengths=np.zeros(1, np.uint32)))
+        answer = decoding.receive_proposals({1: state}, batch)[0]
+        decoding.verify(state, answer.proposal, **MS)
+        decoding.receive_verdicts({1: state}, script_verdict(state, [7, 8], 1), CONTEXT)
+        row = decoding.propose(state, 2, draft_deadline_ms=0, **MS)
+        assert (row.item.base, list(row.item.tokens)) == (3, [7, 8])
+
 
 class TestCompareAndSet:
     def test_only_the_outstanding_item_is_answered(self) -> None:
