@@ -31,6 +31,7 @@ from outrider.training.train import (
     Trainer,
     TrainingPlan,
     feature_scale,
+    fit_fusion,
     frequent_ids,
     held_out_lessons,
     initial_head,
@@ -168,8 +169,11 @@ class Run:
         ids = frequent_ids(self._store, options.draft_vocab, table.shape[0])
         config = head_config(teacher.network.config, teacher.layers, len(ids))
         output = teacher.network.get_output_embeddings().weight.detach().cpu()
-        head = initial_head(config, ids, output, options.seed)
-        return Trainer(head, embed, feature_scale(self._store), plan, device)
+        norm = getattr(teacher.network.get_decoder(), "norm", None)
+        head = initial_head(config, ids, output, None if norm is None else norm.weight.detach().cpu(), options.seed)
+        scale = feature_scale(self._store)
+        fit_fusion(head, self._store, scale)
+        return Trainer(head, embed, scale, plan, device)
 
     def _trial(self, teacher: Teacher, tokenizer: Any, prompts: Prompts) -> Speed:
         """Answers and trains for some seconds; what it makes is thrown away."""
@@ -185,7 +189,7 @@ class Run:
         device = torch.device(self._options.device)
         table = teacher.network.get_input_embeddings().weight.detach()
         config = head_config(teacher.network.config, teacher.layers, min(self._options.draft_vocab, table.shape[0]))
-        head = initial_head(config, torch.arange(config.draft_vocab), table.cpu(), self._options.seed)
+        head = initial_head(config, torch.arange(config.draft_vocab), table.cpu(), None, self._options.seed)
         scale = torch.ones(head.fc.in_features)
         trainer = Trainer(head, lambda ids: F.embedding(ids, table), scale, self._training, device)
         speeds = [trainer.speed(batch) for batch in batches(lessons, self._training.rows, random.Random(0), device)]

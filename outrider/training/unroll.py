@@ -75,7 +75,7 @@ class Unroll:
         lessons, anchors = (index < batch.rows[:, None]).nonzero(as_tuple=True)
         places = batch.offsets[lessons] + anchors
         keys = _Keys(batch, head.config.window, head.config.kv_heads)
-        fused = head.fuse(batch.features * self._scale)
+        fused = head.fuse((batch.features * self._scale).to(head.fc.weight.dtype))
         embedded = self._embed(batch.next_ids)
         prompts = (torch.arange(fused.shape[1], device=device) < batch.offsets[:, None]).nonzero(as_tuple=True)
         keys.add_prompts(prompts, *head.key_value(embedded[prompts], fused[prompts], prompts[1]))
