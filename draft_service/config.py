@@ -20,7 +20,7 @@ class DraftConfig:
     """How the draft service runs; the flags have the same names with dashes.
 
     Attributes:
-        model: folder of a causal LM, `ngram` for prompt lookup, or `stub:...`.
+        model: folder of a causal LM or of an EAGLE-3 head, `ngram` for prompt lookup, or `stub:...`.
         host: address to listen on.
         port: 0 takes a free one.
         device: as in `EngineConfig`.
@@ -38,6 +38,10 @@ class DraftConfig:
         max_slots: drafted slots per item at most.
         draft_top_k: ids in a shipped q at most.
         draft_sample_method: `probabilistic` draws from q; `greedy` takes the argmax and ships a one-hot q.
+        embeddings: folder or name of the target whose embeddings an EAGLE-3 head uses; unset means the target that the
+            head's files name, or the embeddings that they hold.
+        feature_window: positions with features of the target that an EAGLE-3 head looks back; unset means the head's
+            own, or 64.
         prompt_lookup_min: shortest n-gram that is looked up.
         prompt_lookup_max: longest one.
         drain_s: seconds that SIGTERM leaves to open streams.
@@ -63,6 +67,8 @@ class DraftConfig:
     max_slots: int = 16
     draft_top_k: int = 128
     draft_sample_method: SampleMethod = "probabilistic"
+    embeddings: str | None = None
+    feature_window: int | None = None
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
     drain_s: float = 5.0
@@ -77,6 +83,8 @@ class DraftConfig:
         _between("max_slots", self.max_slots, 1, 255)
         _between("draft_top_k", self.draft_top_k, 1, 1_024)
         _between("max_num_seqs", self.max_num_seqs, 1, 4_096)
+        if self.feature_window is not None:
+            _between("feature_window", self.feature_window, 1, 4_096)
         _between("prompt_lookup_min", self.prompt_lookup_min, 1, 32)
         _between("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, 32)
         if not 0 <= self.drain_s < float("inf"):

@@ -29,7 +29,7 @@ from outrider.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
-_STUCK_AFTER_S = 60.0
+STUCK_AFTER_S = 60.0
 """A single step that takes longer than this counts as hung."""
 
 
@@ -49,7 +49,7 @@ class ModelBackend:
             InvalidArgument: naming the field.
         """
         self._config = config
-        self._engine_config = _engine_config(config)
+        self._engine_config = engine_config(config)
         self._stub = _parse_stub(config.model)
         self._lease_s = lease_s
         self._runner: Runner[Message, list[Job]] = Runner(self._build, on_fatal=on_fatal)
@@ -79,7 +79,7 @@ class ModelBackend:
     @property
     def is_stuck(self) -> bool:
         running_s = self._runner.stats().step_running_s
-        return running_s is not None and running_s > _STUCK_AFTER_S
+        return running_s is not None and running_s > STUCK_AFTER_S
 
     def info(self, instance_id: str) -> ServiceInfo:
         assert self._model is not None and self._streams is not None and self._blocks is not None
@@ -123,7 +123,7 @@ class ModelBackend:
         return model, proposer
 
 
-def _engine_config(config: DraftConfig) -> EngineConfig:
+def engine_config(config: DraftConfig) -> EngineConfig:
     return EngineConfig(
         model=config.model,
         model_id=config.model_id,

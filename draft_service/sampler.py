@@ -7,8 +7,10 @@ from enum import Enum, auto
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from draft_service.draft_ids import DraftIds
 from draft_service.intake import known_ids
 from draft_service.job import Job, Slot
 from outrider import noise
@@ -41,27 +43,33 @@ class Sampler:
     Args:
         draft_top_k: ids in a sparse q at most.
         greedy_draft: whether the standard rule gets argmax tokens (`draft_sample_method` greedy) rather than draws.
+        ids: which ids the columns of the logits stand for, where that is not their number.
     """
 
-    def __init__(self, *, draft_top_k: int, greedy_draft: bool) -> None:
+    def __init__(self, *, draft_top_k: int, greedy_draft: bool, ids: DraftIds | None = None) -> None:
         self._draft_top_k = draft_top_k
         self._greedy_draft = greedy_draft
+        self._ids = ids
 
     def draw(self, logits: Tensor, rows: Rows[tuple[Job, Sequence]], excluded: dict[bytes, U32]) -> list[Slot | None]:
         """The next slot of each row; None where the model left no distribution to draw from.
 
         Args:
-            logits: float32 [rows, vocab]; may be edited.
+            logits: float32 [rows, columns]; may be edited.
             rows: the job and sequence of each row; the token drawn goes behind the sequence's last one.
             excluded: ids that q must not hold, by coordinator.
         """
         self._exclude(logits, [job.owner for job, _ in rows], excluded)
         slots: list[Slot | None] = [None] * len(rows)
-        ways = [self._way(job) for job, _ in rows]
-        for way in set(ways):
-            members = [index for index, other in enumerate(ways) if other is way]
+        kinds = [(self._way(job), self._needs_all_ids(job)) for job, _ in rows]
+        for kind in set(kinds):
+            way, wide = kind
+            members = [index for index, other in enumerate(kinds) if other == kind]
             part = logits if len(members) == len(rows) else logits[torch.tensor(members, device=logits.device)]
-            drawn = self._draw_alike(way, part, [rows[index] for index in members])
+            ids = self._ids
+            if ids is not None and wide:
+                part, ids = ids.widen(part), None
+            drawn = self._draw_alike(way, part, [rows[index] for index in members], ids)
             for index, slot in zip(members, drawn, strict=True):
                 slots[index] = slot
         return slots
@@ -76,15 +84,21 @@ class Sampler:
             return _Way.DENSE
         return _Way.GREEDY if self._greedy_draft else _Way.SPARSE
 
-    def _draw_alike(self, way: _Way, logits: Tensor, rows: Rows[tuple[Job, Sequence]]) -> list[Slot | None]:
+    def _needs_all_ids(self, job: Job) -> bool:
+        """Whether columns must be ids: where whole rows travel, and where the request edits logits by id."""
+        return self._ids is not None and (self._way(job) is _Way.DENSE or not job.opened.params.plain)
+
+    def _draw_alike(
+        self, way: _Way, logits: Tensor, rows: Rows[tuple[Job, Sequence]], ids: DraftIds | None
+    ) -> list[Slot | None]:
         contexts = [
             RowContext(job.opened.params, sequence.tokens, len(sequence.tokens), job.opened.prompt_length)
             for job, sequence in rows
         ]
         if way is _Way.GREEDY:
             choice = processing.greedy(logits, contexts)
-            ids = choice.ids.tolist()
-            return [None if index in choice.faults else Slot(token) for index, token in enumerate(ids)]
+            tokens = _tokens(choice.ids.cpu().numpy(), ids)
+            return [None if index in choice.faults else Slot(token) for index, token in enumerate(tokens)]
         processed = processing.process(logits, contexts)
         good = [index for index in range(len(rows)) if index not in processed.faults]
         slots: list[Slot | None] = [None] * len(rows)
@@ -93,26 +107,27 @@ class Sampler:
         p = processed.p if len(good) == len(rows) else processed.p[torch.tensor(good, device=logits.device)]
         jobs = [rows[index][0] for index in good]
         if way is _Way.COUPLED:
-            drawn = self._coupled(p, jobs, [len(rows[index][1].tokens) for index in good])
+            drawn = self._coupled(p, jobs, [len(rows[index][1].tokens) for index in good], ids)
         elif way is _Way.DENSE:
             drawn = self._dense(p, jobs)
         else:
-            drawn = self._sparse(p, jobs)
+            drawn = self._sparse(p, jobs, ids)
         for index, slot in zip(good, drawn, strict=True):
             slots[index] = slot
         return slots
 
-    def _coupled(self, p: Tensor, jobs: Rows[Job], positions: list[int]) -> list[Slot]:
+    def _coupled(self, p: Tensor, jobs: Rows[Job], positions: list[int], ids: DraftIds | None) -> list[Slot]:
         keys = noise.gumbel_row_keys(
             np.array([job.opened.gumbel_key for job in jobs], np.uint64),
             np.array(positions, np.uint32),
             np.array([job.opened.sample_index for job in jobs], np.uint32),
         )
-        return [Slot(token) for token in draws.coupled_choice(p, keys).tolist()]
+        chosen = draws.coupled_choice(p, keys, None if ids is None else ids.ids)
+        return [Slot(token) for token in _tokens(chosen, ids)]
 
-    def _sparse(self, p: Tensor, jobs: Rows[Job]) -> list[Slot]:
-        ids, probs = draws.draft_distribution(p, self._draft_top_k)
-        supports = quantise_rows(probs, ids)
+    def _sparse(self, p: Tensor, jobs: Rows[Job], ids: DraftIds | None) -> list[Slot]:
+        columns, probs = draws.draft_distribution(p, self._draft_top_k)
+        supports = quantise_rows(probs, columns if ids is None else ids.of(columns))
         chosen = draw_rows(supports, noise.sixteen_bits(*_counters(jobs), Role.DRAFT)).tolist()
         return [_sparse_slot(support, index) for support, index in zip(supports, chosen, strict=True)]
 
@@ -126,17 +141,26 @@ class Sampler:
     def _exclude(self, logits: Tensor, owners: list[bytes], excluded: dict[bytes, U32]) -> None:
         """Gives excluded ids probability 0 before anything else, so that top_k and top_p are filled with legal ones."""
         for owner in set(owners):
-            ids = known_ids(excluded[owner], logits.shape[1])
-            if not len(ids):
+            if not len(excluded[owner]):
+                continue
+            columns = (
+                known_ids(excluded[owner], logits.shape[1]).astype(np.int64)
+                if self._ids is None
+                else self._ids.columns(excluded[owner])
+            )
+            if not len(columns):
                 continue
             members = torch.tensor([index for index, other in enumerate(owners) if other == owner])
-            columns = torch.from_numpy(ids.astype(np.int64))
-            logits[members.to(logits.device)[:, None], columns.to(logits.device)] = -torch.inf
+            logits[members.to(logits.device)[:, None], torch.from_numpy(columns).to(logits.device)] = -torch.inf
 
 
 def _sparse_slot(support: CountRow, index: int) -> Slot:
     token = int(support.ids[index])
     return Slot(token) if len(support.ids) == 1 else Slot(token, int(support.counts[index]), support)
+
+
+def _tokens(columns: NDArray[np.int64], ids: DraftIds | None) -> list[int]:
+    return (columns if ids is None else ids.of(columns)).tolist()
 
 
 def _counters(jobs: Rows[Job]) -> tuple[noise.U64, U32, U32, U32]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 
 from draft_service.config import DraftConfig
 from draft_service.servicer import Backend, DraftServicer
@@ -107,8 +108,13 @@ class DraftService:
 
             return NgramBackend(self.config, lease_s)
         # Here and not above: prompt lookup starts in a fraction of the time that importing torch takes.
+        from draft_service.eagle3_backend import Eagle3Backend
         from draft_service.model_backend import ModelBackend
+        from outrider.engine.eagle3_loader import is_head
+        from outrider.engine.stub import is_stub
 
+        if not is_stub(self.config.model) and is_head(Path(self.config.model)):
+            return Eagle3Backend(self.config, self._on_fatal, lease_s)
         return ModelBackend(self.config, self._on_fatal, lease_s)
 
     def _on_fatal(self, error: BaseException) -> None:

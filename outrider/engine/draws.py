@@ -86,7 +86,7 @@ def residual(p: Tensor, rows: NDArray[np.integer], ids: NDArray[np.integer], q: 
     return out
 
 
-def coupled_choice(p: Tensor, row_keys: U64) -> Ints:
+def coupled_choice(p: Tensor, row_keys: U64, ids: Tensor | None = None) -> Ints:
     """The token of each row under shared Gumbel noise, argmax p / e; the twin of `noise.coupled_choice`.
 
     Only ids that can win get a logarithm: e = -log1p(-v) >= v, so an id whose p / v does not reach the p / e of some
@@ -95,13 +95,14 @@ def coupled_choice(p: Tensor, row_keys: U64) -> Ints:
     Args:
         p: [n, vocab] float32 weights.
         row_keys: uint64 [n] from `noise.gumbel_row_keys`.
+        ids: int32 [vocab] token id of each column, rising, where that is not its number: its noise is the id's.
 
     Returns:
-        int64 [n]; ties go to the lowest id.
+        int64 [n] columns; ties go to the lowest id.
     """
     device = p.device
     low, high = (_to(half.view(np.int32), torch.int32, device)[:, None] for half in _halves(row_keys))
-    token_ids = torch.arange(p.shape[1], dtype=torch.int32, device=device)
+    token_ids = torch.arange(p.shape[1], dtype=torch.int32, device=device) if ids is None else ids.to(device)
     chosen = np.empty(len(p), np.int64)
     for rows in _chunks(p):
         weights = p[rows]

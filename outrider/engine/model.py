@@ -84,9 +84,9 @@ def load_model(config: EngineConfig) -> LoadedModel:
     hf_config = _read_config(config)
     check_supported(hf_config)
     longest = longest_stream(hf_config, config.max_model_len)
-    device = _device(config)
+    device = resolve_device(config)
     dtype = resolve_dtype(config, device)
-    _set_threads(config, dtype)
+    set_threads(config, dtype)
     register()
     phases.announce("load", f"{architecture_of(hf_config)}, {str(dtype).removeprefix('torch.')}")
     probe_architecture(hf_config, trust_remote_code=config.trust_remote_code)
@@ -156,7 +156,7 @@ def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if fast else torch.float32
 
 
-def _device(config: EngineConfig) -> torch.device:
+def resolve_device(config: EngineConfig) -> torch.device:
     if not config.on_cuda:
         return torch.device("cpu")
     if not torch.cuda.is_available():
@@ -169,7 +169,7 @@ def _device(config: EngineConfig) -> torch.device:
     return device
 
 
-def _set_threads(config: EngineConfig, dtype: torch.dtype) -> None:
+def set_threads(config: EngineConfig, dtype: torch.dtype) -> None:
     # MKL splits a float64 product over threads at rows that change its bits.
     threads = 1 if dtype == torch.float64 else config.threads
     if threads is not None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from draft_service.config import DraftConfig
 from draft_service.service import DraftService
+from outrider.features import NO_FEATURES, Features
 from outrider.rpc import codec
 from outrider.rpc.hello import Hello, HelloReply, hello_reply_from_pb, hello_to_pb
 from outrider.rpc.options import channel_options
@@ -170,6 +171,7 @@ def propose(
     opens: tuple[StreamOpen, ...] = (),
     deadline_ms: int = 0,
     closed: tuple[int, ...] = (),
+    features: Features = NO_FEATURES,
 ) -> ProposeBatch:
     wanted = [slots] * len(rows) if isinstance(slots, int) else slots
     return ProposeBatch(
@@ -178,6 +180,7 @@ def propose(
         deadlines_ms=np.full(len(rows), deadline_ms, np.uint16),
         opens=opens,
         closed=np.array(closed, np.uint64),
+        features=features,
     )
 
 

@@ -6,10 +6,13 @@ from typing import Any
 
 import torch
 
+from draft_service.draft_ids import DraftIds
+from draft_service.eagle3_proposer import Eagle3Proposer
 from draft_service.intake import send_as_is
 from draft_service.proposer import Proposer
 from draft_service.sampler import Sampler
 from outrider.engine.block_manager import BlockManager
+from outrider.engine.eagle3_model import Eagle3Model
 from outrider.engine.runner import Step, StepTiming, Wait
 from outrider.engine.streams import Streams
 from outrider.rpc.link import Attached, Delivery, Detached
@@ -58,15 +61,20 @@ class Bench:
         self.model = model
         self.blocks = BlockManager(num_blocks or model.num_blocks, model.info.block_size)
         self.streams = Streams(self.blocks, LEASE_S, lambda: self.now)
-        self.proposer = Proposer(
-            self.streams,
-            Sampler(draft_top_k=draft_top_k, greedy_draft=greedy_draft),
-            vocab_rows=model.info.vocab_rows,
-            max_model_len=max_model_len or model.info.max_positions,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            clock=lambda: self.now,
-            send=send,
+        ids = DraftIds(model.target_ids, model.info.vocab_rows) if isinstance(model, Eagle3Model) else None
+        sampler = Sampler(draft_top_k=draft_top_k, greedy_draft=greedy_draft, ids=ids)
+        limits: dict[str, Any] = {
+            "vocab_rows": model.info.vocab_rows,
+            "max_model_len": max_model_len or model.info.max_positions,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "clock": lambda: self.now,
+            "send": send,
+        }
+        self.proposer = (
+            Eagle3Proposer(self.streams, sampler, model.features, **limits)
+            if isinstance(model, Eagle3Model)
+            else Proposer(self.streams, sampler, **limits)
         )
         self.link = Link()
         self.steps: list[Step[Any]] = []

@@ -1,0 +1,116 @@
+"""An EAGLE-3 head behind the draft service: the engine thread and what it is built from."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from draft_service.config import DraftConfig
+from draft_service.draft_ids import DraftIds
+from draft_service.eagle3_proposer import Eagle3Proposer
+from draft_service.intake import Message
+from draft_service.job import Job
+from draft_service.model_backend import STUCK_AFTER_S, engine_config
+from draft_service.sampler import Sampler
+from outrider import models
+from outrider.engine.block_manager import BlockManager
+from outrider.engine.eagle3_loader import HeadLimits, load_head, target_of
+from outrider.engine.eagle3_model import Eagle3Model
+from outrider.engine.runner import Runner
+from outrider.engine.streams import Streams
+from outrider.rpc import tokenizer_files
+from outrider.rpc.feature_codec import request_to_pb
+from outrider.rpc.info import ServiceInfo, Serving, model_info
+from outrider.rpc.options import LEASE_S, credit
+
+
+class Eagle3Backend:
+    """Drafts with a head in the engine thread; see `ModelBackend` for the arguments."""
+
+    def __init__(
+        self, config: DraftConfig, on_fatal: Callable[[BaseException], None], lease_s: float = LEASE_S
+    ) -> None:
+        self._config = config
+        self._lease_s = lease_s
+        self._runner: Runner[Message, list[Job]] = Runner(self._build, on_fatal=on_fatal)
+        self._model: Eagle3Model | None = None
+        self._streams: Streams | None = None
+        self._seats: BlockManager | None = None
+
+    @property
+    def ready(self) -> Future[None]:
+        return self._runner.ready
+
+    def start(self) -> None:
+        self._runner.start()
+
+    def submit(self, message: Message) -> None:
+        """Takes a message to the engine thread.
+
+        Raises:
+            Unavailable: the engine has stopped.
+        """
+        self._runner.submit(message)
+
+    def tick(self) -> None:
+        """Nothing to do: the engine thread wakes by itself when a lease ends."""
+
+    @property
+    def is_stuck(self) -> bool:
+        running_s = self._runner.stats().step_running_s
+        return running_s is not None and running_s > STUCK_AFTER_S
+
+    def info(self, instance_id: str) -> ServiceInfo:
+        assert self._model is not None and self._streams is not None and self._seats is not None
+        serving = Serving(
+            max_model_len=self._model.info.max_positions,
+            max_num_seqs=self._config.max_num_seqs,
+            max_num_batched_tokens=self._config.max_num_batched_tokens,
+            max_slots=self._config.max_slots,
+            open_streams=len(self._streams),
+            kv_blocks_used=self._seats.used_blocks,
+            kv_blocks_total=self._seats.num_blocks,
+        )
+        info = model_info(instance_id, serving, self._model.info, None, self._runner.stats())
+        info.draft_kind = "eagle3"
+        info.kv_cache_tokens = self._model.kv_tokens
+        info.hidden_size = self._model.info.hidden_size
+        info.features.CopyFrom(request_to_pb(self._model.request))
+        info.trained_for = self._model.trained_for
+        info.feature_bytes = self._model.features.held_bytes
+        return info
+
+    def tokenizer(self) -> AsyncIterator[tokenizer_files.Piece]:
+        return tokenizer_files.pieces(Path(self._config.model))
+
+    def close(self) -> None:
+        self._runner.close()
+
+    def _build(self) -> tuple[Eagle3Model, Eagle3Proposer]:
+        """Runs in the engine thread."""
+        config = self._config
+        folder = Path(config.model)
+        target = config.embeddings or target_of(folder)
+        model = load_head(
+            engine_config(config),
+            target=Path(models.resolve(target).path) if target else None,
+            limits=HeadLimits(window=config.feature_window, seats=credit(config.max_num_seqs), slots=config.max_slots),
+        )
+        self._seats = BlockManager(credit(config.max_num_seqs), model.info.block_size)
+        self._streams = Streams(self._seats, self._lease_s)
+        self._model = model
+        proposer = Eagle3Proposer(
+            self._streams,
+            Sampler(
+                draft_top_k=config.draft_top_k,
+                greedy_draft=config.draft_sample_method == "greedy",
+                ids=DraftIds(model.target_ids, model.info.vocab_rows),
+            ),
+            model.features,
+            vocab_rows=model.info.vocab_rows,
+            max_model_len=model.info.max_positions,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+        )
+        return model, proposer

@@ -1,0 +1,188 @@
+"""An EAGLE-3 head behind the interface of a model: ragged steps over many streams, with keys and values of its own.
+
+The head's row for position t is fed token t + 1, so that a stream's spans fit it as they fit a causal LM, one position
+further left: the span from token index s on is the rows from position s - 1 on, and its logits are q of the token
+behind it. Up to the last committed token but one a row is fed with the target's features; behind that, with the head's
+own output for the row before. As the layer is the only one, a row's keys and values do not depend on other rows, and a
+row whose output nobody reads costs its key and value only.
+
+Keys and values lie in one ring per stream: the window behind the last row with features, and the drafted rows. They are
+not rolled back: the next round overwrites what was drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from outrider.engine.eagle3 import Eagle3Head
+from outrider.engine.feature_store import FeatureStore
+from outrider.engine.info import ModelInfo
+from outrider.engine.span import Span
+from outrider.features import FeatureRequest
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The rows of a step.
+
+    Attributes:
+        ids: token that each is fed.
+        positions, seats: of each.
+        drafted: rows that are fed the head's own output; all others have features.
+        features: bytes of the others' features, in order.
+        last: rows whose output is wanted.
+        lowest: position below which such a row attends to nothing.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    seats: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    features: list[np.ndarray] = field(default_factory=list)
+    last: list[int] = field(default_factory=list)
+    lowest: list[int] = field(default_factory=list)
+
+
+class Eagle3Model:
+    """Runs a head. Not thread-safe, the engine's one thread owns it.
+
+    Attributes:
+        info: facts about it.
+        features: what the head is fed; whoever makes spans fills it.
+        request: which features they are.
+        trained_for: name of the target that the head was trained for, or empty.
+        kv_tokens: positions whose keys and values there is room for, over all seats.
+        target_ids: int64 [draft ids] the target's id of each column of the logits, rising.
+    """
+
+    def __init__(
+        self,
+        head: Eagle3Head,
+        embeddings: Tensor,
+        info: ModelInfo,
+        features: FeatureStore,
+        *,
+        request: FeatureRequest,
+        seats: int,
+        slots: int,
+        trained_for: str = "",
+    ) -> None:
+        """
+        Args:
+            head: on its device, in its type, its ids rising.
+            embeddings: [vocab, hidden] of the target.
+            info: facts about it.
+            features: of the streams to come.
+            request: which features they are.
+            seats: streams that have keys and values at the same time; a span's only block is its seat.
+            slots: drafted rows per stream at most.
+            trained_for: name of the target that the head was trained for.
+        """
+        self.info = info
+        self.features = features
+        self.request = request
+        self.trained_for = trained_for
+        self.target_ids = head.target_ids.cpu().numpy()
+        self._head = head
+        self._embeddings = embeddings
+        weight = head.norm.weight
+        self._device, self._dtype = weight.device, weight.dtype
+        config = head.config
+        self._ring = features.window + slots
+        self.kv_tokens = seats * self._ring
+        shape = (seats * self._ring, config.kv_heads, config.head_dim)
+        self._keys = torch.zeros(shape, dtype=self._dtype, device=self._device)
+        self._values = torch.zeros_like(self._keys)
+        self._outputs = torch.zeros((seats, config.hidden), dtype=self._dtype, device=self._device)
+        self._boxes = torch.arange(self._ring, device=self._device)
+
+    @torch.inference_mode()
+    def forward(self, spans: Sequence[Span]) -> Tensor:
+        """float32 logits [sum of wanted, draft ids], in span order; a span wants its last row or none."""
+        rows = self._lay_out(spans)
+        positions, seats = self._ints(rows.positions), self._ints(rows.seats)
+        embedded = F.embedding(self._ints(rows.ids).to(self._embeddings.device), self._embeddings)
+        embedded = embedded.to(self._device, self._dtype)
+        hidden = self._hidden(rows, seats)
+        if not rows.last:
+            self._write(seats, positions, *self._head.key_value(embedded, hidden, positions))
+            return torch.empty((0, len(self.target_ids)), device=self._device)
+        if len(rows.last) < len(rows.ids):
+            is_last = set(rows.last)
+            rest = self._ints([row for row in range(len(rows.ids)) if row not in is_last])
+            context = embedded[rest], hidden[rest], positions[rest]
+            self._write(seats[rest], positions[rest], *self._head.key_value(*context))
+            last = self._ints(rows.last)
+            embedded, hidden, positions, seats = embedded[last], hidden[last], positions[last], seats[last]
+        visible = self._visible(positions, self._ints(rows.lowest))
+
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            self._write(seats, positions, key, value)
+            return self._attend(query, seats, visible)
+
+        output = self._head(embedded, hidden, positions, attend)
+        self._outputs.index_copy_(0, seats, output)
+        return self._head.logits(output).to(torch.float32)
+
+    def _lay_out(self, spans: Sequence[Span]) -> _Rows:
+        rows = _Rows()
+        for span in spans:
+            known = self.features.get(span.stream_id)
+            assert known is not None, "a span is made of a stream with features"
+            first, anchor = span.start - 1, span.committed - 2
+            end = first + len(span.tokens)
+            told = min(end, anchor + 1)
+            if first < told:
+                rows.features.append(known.rows[first - known.first : told - known.first])
+            start = len(rows.ids)
+            rows.ids.extend(span.tokens)
+            rows.positions.extend(range(first, end))
+            rows.seats.extend([span.blocks[0]] * len(span.tokens))
+            rows.drafted.extend(range(start + max(told - first, 0), len(rows.ids)))
+            if span.wanted:
+                rows.last.append(len(rows.ids) - 1)
+                rows.lowest.append(max(known.origin, anchor - self.features.window + 1))
+        return rows
+
+    def _hidden(self, rows: _Rows, seats: Tensor) -> Tensor:
+        """[rows, hidden]: fused features, or the head's output for the row before."""
+        if not rows.features:
+            return self._outputs[seats]
+        told = torch.from_numpy(np.concatenate(rows.features)).view(torch.bfloat16).to(self._device, self._dtype)
+        fused = self._head.fuse(told)
+        if not rows.drafted:
+            return fused
+        hidden = self._outputs[seats]
+        is_drafted = set(rows.drafted)
+        hidden[self._ints([row for row in range(len(rows.ids)) if row not in is_drafted])] = fused
+        return hidden
+
+    def _write(self, seats: Tensor, positions: Tensor, key: Tensor, value: Tensor) -> None:
+        boxes = seats * self._ring + positions % self._ring
+        self._keys.index_copy_(0, boxes, key)
+        self._values.index_copy_(0, boxes, value)
+
+    def _visible(self, positions: Tensor, lowest: Tensor) -> Tensor:
+        """bool [rows, ring]: which boxes a row attends to. A box holds the last position before the row that is its."""
+        in_box = positions[:, None] - (positions[:, None] - self._boxes) % self._ring
+        return in_box >= lowest[:, None]
+
+    def _attend(self, query: Tensor, seats: Tensor, visible: Tensor) -> Tensor:
+        """[rows, heads, width]; the query heads of a KV head are rows of one call."""
+        rows, heads, width = query.shape
+        config = self._head.config
+        shape = (-1, self._ring, config.kv_heads, width)
+        keys = self._keys.view(shape)[seats].transpose(1, 2)
+        values = self._values.view(shape)[seats].transpose(1, 2)
+        grouped = query.view(rows, config.kv_heads, heads // config.kv_heads, width)
+        out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=visible[:, None, None, :])
+        return out.reshape(rows, heads, width)
+
+    def _ints(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
