@@ -13,9 +13,9 @@ from outrider.console import Downloads, out
 from outrider.errors import InvalidArgument
 from outrider.fetch.cache import cache_root, free_bytes
 from outrider.fetch.reporter import megabytes
+from outrider.training.plan import Budget, Estimate, Stage
 
 if TYPE_CHECKING:  # torch is an extra, and takes seconds to import
-    from outrider.training.plan import Estimate
     from outrider.training.train import Report
 
 _RESERVE_BYTES = 2_000_000_000
@@ -35,6 +35,12 @@ def train_draft(
     hours: Annotated[float | None, typer.Option(help="Time to spend, resumed runs included.")] = None,
     tokens: Annotated[int | None, typer.Option(help="Answer tokens to train on, in place of --hours.")] = None,
     work: Annotated[Path | None, typer.Option(help="Folder of answers and checkpoints; unset: in the cache.")] = None,
+    stage: Annotated[
+        Stage,
+        typer.Option(
+            help="answers or training alone: two processes can share a work folder and work at the same time."
+        ),
+    ] = Stage.BOTH,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what the work folder holds.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of prompts, draws, weights and order.")] = 0,
     draft_vocab: Annotated[int, typer.Option(help="Ids that the draft can propose.")] = 8192,
@@ -51,7 +57,6 @@ def train_draft(
         raise InvalidArgument("hours", "or --tokens must be positive")
     import torch
 
-    from outrider.training.plan import Budget
     from outrider.training.run import Options, Run
 
     if threads is not None:
@@ -65,7 +70,7 @@ def train_draft(
         out=out_folder,
         work=work or cache_root() / "training" / found.model_id.split("/")[-1].lower(),
         prompts=prompts,
-        budget=Budget(hours, tokens),
+        budget=Budget(hours, tokens, stage),
         seed=seed,
         draft_vocab=draft_vocab,
         device=device,
@@ -77,7 +82,7 @@ def train_draft(
         except KeyboardInterrupt:
             out.print("interrupted; the same command with --resume goes on")
             raise typer.Exit(130) from None
-    out.print(f"the draft is in {out_folder}")
+    out.print(f"the answers are in {options.work}" if stage is Stage.ANSWERS else f"the draft is in {out_folder}")
 
 
 class _Display:

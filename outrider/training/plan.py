@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 GENERATING_SHARE = 0.4
 """Of a budget in hours: what goes into answers; the rest trains on them."""
@@ -13,35 +14,54 @@ PASSES = 8
 _MINUTE_S = 60.0
 
 
+class Stage(StrEnum):
+    """What a process does. Two processes can share a work folder: one answers, the other trains on what is there."""
+
+    BOTH = "both"
+    ANSWERS = "answers"
+    TRAINING = "training"
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """How much may be spent, in one of two forms.
 
     Attributes:
-        hours: Of generating and training together, over all resumed runs.
+        hours: Of everything that `stage` names, over all resumed runs.
         tokens: Answer tokens to generate; training then passes over them `PASSES` times.
+        stage: What is done; a single stage has all the hours.
     """
 
     hours: float | None = None
     tokens: int | None = None
+    stage: Stage = Stage.BOTH
 
     def generated(self, seconds: float, tokens: int) -> float:
         """Share of the generation that is done."""
         if self.tokens is not None:
             return tokens / self.tokens
-        return seconds / (self._hours * 3600 * GENERATING_SHARE)
+        return seconds / max(1.0, self._total_s * self._generating_share)
 
     def trained(self, generating_s: float, training_s: float, trained_tokens: int) -> float:
         """Share of the training that is done."""
         if self.tokens is not None:
             return trained_tokens / (self.tokens * PASSES)
-        return training_s / max(1.0, self._hours * 3600 - generating_s)
+        spent_s = generating_s if self.stage is Stage.BOTH else 0.0
+        return training_s / max(1.0, self._total_s - spent_s)
+
+    def split(self) -> tuple[float, float]:
+        """Seconds to generate and to train of a budget in hours."""
+        return self._total_s * self._generating_share, self._total_s * (1 - self._generating_share)
 
     @property
-    def _hours(self) -> float:
+    def _generating_share(self) -> float:
+        return {Stage.BOTH: GENERATING_SHARE, Stage.ANSWERS: 1.0, Stage.TRAINING: 0.0}[self.stage]
+
+    @property
+    def _total_s(self) -> float:
         if self.hours is None:
             raise ValueError("a budget has hours or tokens")
-        return self.hours
+        return self.hours * 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +103,6 @@ def estimate(budget: Budget, speed: Speed) -> Estimate:
         tokens, trained = budget.tokens, budget.tokens * PASSES
         generating_s, training_s = tokens / speed.generated_per_s, trained / speed.trained_per_s
     else:
-        total_s = (budget.hours or 0.0) * 3600
-        generating_s, training_s = total_s * GENERATING_SHARE, total_s * (1 - GENERATING_SHARE)
+        generating_s, training_s = budget.split()
         tokens, trained = int(generating_s * speed.generated_per_s), int(training_s * speed.trained_per_s)
     return Estimate(generating_s, training_s, tokens, trained, int(tokens * speed.bytes_per_token))

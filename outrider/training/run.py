@@ -23,7 +23,7 @@ from outrider.models import ResolvedModel
 from outrider.training.batches import batches
 from outrider.training.card import Facts, card
 from outrider.training.generate import GenerationPlan, Store, generate, render, stop_ids_of
-from outrider.training.plan import Budget, Estimate, Speed, estimate
+from outrider.training.plan import Budget, Estimate, Speed, Stage, estimate
 from outrider.training.prompts import BuiltinPrompts, FilePrompts, Library, Prompts
 from outrider.training.teacher import FEATURE_WINDOW, Asked, Teacher
 from outrider.training.train import (
@@ -115,7 +115,11 @@ class Run:
         self._generating_s = self._open()
 
     def __call__(self) -> None:
-        """Runs to the end of the budget and writes the head to `out`."""
+        """Runs to the end of the budget and writes the head to `out` (but for the stage of answers alone).
+
+        Raises:
+            InvalidArgument: there is nothing to train on.
+        """
         options = self._options
         tokenizer = AutoTokenizer.from_pretrained(options.target.path, local_files_only=True)
         teacher = _teacher(options)
@@ -123,7 +127,13 @@ class Run:
             FilePrompts(options.prompts, options.seed) if options.prompts else BuiltinPrompts(options.seed)
         )
         self._events.planned(estimate(options.budget, self._trial(teacher, tokenizer, prompts)))
-        self._answer(teacher, tokenizer, prompts)
+        stage = options.budget.stage
+        if stage is not Stage.TRAINING:
+            self._answer(teacher, tokenizer, prompts)
+        if stage is Stage.ANSWERS:
+            return
+        if not self._store.shards():
+            raise InvalidArgument("work", f"{options.work} holds no answers to train on yet")
         trainer = self._trainer(teacher)
         self._train(trainer)
         save(trainer.finished(), options.out, target=options.target.model_id)

@@ -51,6 +51,7 @@ class TrainingPlan:
     thinning: float = 0.7
     rows: int = 512
     learning_rate: float = 1e-3
+    output_learning_rate: float = 2e-4
     matrix_learning_rate: float = 0.0
     warm_up: float = 0.03
     step_decay: float = 0.8
@@ -81,24 +82,28 @@ class Trainer:
         self._device = device
         self._scale = feature_scale.to(device)
         self._unroll = Unroll(self.head, embed, self._scale)
-        if plan.matrix_learning_rate:
-            matrices = [
-                p for name, p in self.head.named_parameters() if p.dim() == 2 and not name.startswith("lm_head")
-            ]
-            others = [p for name, p in self.head.named_parameters() if p.dim() != 2 or name.startswith("lm_head")]
-        else:
-            matrices, others = [], list(self.head.parameters())
-        self._optimisers: list[tuple[torch.optim.Optimizer, float]] = [
-            (
-                torch.optim.AdamW(others, lr=plan.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
-                plan.learning_rate,
-            ),
+        named = dict(self.head.named_parameters())
+        output = [named["lm_head.weight"]]
+        matrices = [p for name, p in named.items() if p.dim() == 2 and name != "lm_head.weight"]
+        norms = [p for p in named.values() if p.dim() == 1]
+        self._optimisers: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(
+                [{"params": output, "peak": plan.output_learning_rate}, {"params": norms, "peak": plan.learning_rate}],
+                betas=(0.9, 0.95),
+                weight_decay=0.0,
+                fused=True,
+            )
         ]
-        if matrices:
+        if plan.matrix_learning_rate:
             self._optimisers.append(
-                (
-                    torch.optim.Muon(matrices, lr=plan.matrix_learning_rate, weight_decay=0.01, ns_steps=4),
-                    plan.matrix_learning_rate,
+                torch.optim.Muon(
+                    [{"params": matrices, "peak": plan.matrix_learning_rate}], weight_decay=0.01, ns_steps=4
+                )
+            )
+        else:
+            self._optimisers.append(
+                torch.optim.AdamW(
+                    [{"params": matrices, "peak": plan.learning_rate}], betas=(0.9, 0.95), weight_decay=0.0, fused=True
                 )
             )
 
@@ -141,7 +146,7 @@ class Trainer:
             "target_ids": self.head.target_ids,
             "feature_scale": self._scale,
             "config": asdict(self.head.config),
-            "optimisers": [optimiser.state_dict() for optimiser, _ in self._optimisers],
+            "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
             "seconds": self.seconds,
             "tokens": self.tokens,
             "curve": self.curve,
@@ -165,7 +170,7 @@ class Trainer:
         head.load_state_dict(state["head"])
         head.target_ids = state["target_ids"]
         trainer = cls(head, embed, state["feature_scale"], plan, device)
-        for (optimiser, _), saved in zip(trainer._optimisers, state["optimisers"], strict=True):
+        for optimiser, saved in zip(trainer._optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
         trainer.seconds, trainer.tokens, trainer.curve = state["seconds"], state["tokens"], state["curve"]
         return trainer
@@ -185,9 +190,9 @@ class Trainer:
 
     def _update(self, batch: Batch, progress: float) -> float:
         rate = _rate(progress, self.plan.warm_up)
-        for optimiser, peak in self._optimisers:
+        for optimiser in self._optimisers:
             for group in optimiser.param_groups:
-                group["lr"] = peak * rate
+                group["lr"] = group["peak"] * rate
         steps = min(self.plan.steps, 2 + int(progress / 0.4 * (self.plan.steps - 1)))
         with torch.autocast(self._device.type, torch.bfloat16):
             unrolled = self._unroll(batch, steps, self.plan.thinning)
@@ -197,7 +202,7 @@ class Trainer:
         )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
-        for optimiser, _ in self._optimisers:
+        for optimiser in self._optimisers:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
         self.tokens += int(batch.rows.sum())
