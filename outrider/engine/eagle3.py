@@ -73,7 +73,7 @@ class Eagle3Head(nn.Module):
         self.config = config
         self.fc = nn.Linear(len(config.feature_layers) * config.target_hidden, config.hidden, bias=False)
         self.midlayer = _Layer(config)
-        self.norm = nn.RMSNorm(config.hidden, eps=config.norm_eps)
+        self.norm = _Norm(config.hidden, eps=config.norm_eps)
         self.lm_head = nn.Linear(config.hidden, config.draft_vocab, bias=False)
         # Target id of each draft id: everything that leaves the head speaks the target's ids.
         self.register_buffer("target_ids", torch.arange(config.draft_vocab), persistent=False)
@@ -110,15 +110,22 @@ class Eagle3Head(nn.Module):
         return self.midlayer.self_attn.key_value(both, positions)
 
 
+class _Norm(nn.RMSNorm):
+    """Takes its input's dtype, so that weights kept in float32 for training meet bfloat16 activations."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
 class _Layer(nn.Module):
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
         self.norm_before_residual = config.norm_before_residual
         self.self_attn = _Attention(config)
         self.mlp = _Mlp(config)
-        self.input_layernorm = nn.RMSNorm(config.hidden, eps=config.norm_eps)
-        self.hidden_norm = nn.RMSNorm(config.hidden, eps=config.norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden, eps=config.norm_eps)
+        self.input_layernorm = _Norm(config.hidden, eps=config.norm_eps)
+        self.hidden_norm = _Norm(config.hidden, eps=config.norm_eps)
+        self.post_attention_layernorm = _Norm(config.hidden, eps=config.norm_eps)
 
     def forward(self, embeddings: Tensor, hidden: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         both, residual = self.mix(embeddings, hidden)
