@@ -11,8 +11,10 @@ it over a whole batch and serving can keep keys and values as it likes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,15 @@ from torch.nn import functional as F
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention over what the caller keeps: query [rows, heads, width], key and value [rows, kv_heads, width] (rotated) of
 the new rows; returns [rows, heads, width]."""
+
+
+class Llama3Rope(NamedTuple):
+    """Llama 3's stretch of the rotary embedding (its `rope_scaling`; `positions` is the original context length)."""
+
+    factor: float
+    low: float
+    high: float
+    positions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +48,7 @@ class Eagle3Config:
         draft_vocab: Ids that the head can propose; at most `vocab`.
         norm_eps: Of every RMS norm.
         rope_theta: Base of the rotary embedding.
+        rope_scaling: Llama 3's stretch; unset leaves the rotary embedding as it is.
         window: Positions a row may look back, itself included; unset means all.
         norm_before_residual: Whether the residual starts from the normed hidden state.
     """
@@ -52,6 +64,7 @@ class Eagle3Config:
     draft_vocab: int
     norm_eps: float = 1e-5
     rope_theta: float = 10000.0
+    rope_scaling: Llama3Rope | None = None
     window: int | None = None
     norm_before_residual: bool = False
 
@@ -143,21 +156,21 @@ class _Attention(nn.Module):
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
         self.width = config.head_dim
-        self.rope_theta = config.rope_theta
+        self.rope = config.rope_theta, config.rope_scaling
         self.q_proj = nn.Linear(2 * config.hidden, config.heads * config.head_dim, bias=False)
         self.k_proj = nn.Linear(2 * config.hidden, config.kv_heads * config.head_dim, bias=False)
         self.v_proj = nn.Linear(2 * config.hidden, config.kv_heads * config.head_dim, bias=False)
         self.o_proj = nn.Linear(config.heads * config.head_dim, config.hidden, bias=False)
 
     def forward(self, both: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        query = rotate(self.q_proj(both).unflatten(-1, (-1, self.width)), positions, self.rope_theta)
+        query = rotate(self.q_proj(both).unflatten(-1, (-1, self.width)), positions, *self.rope)
         key, value = self.key_value(both, positions)
         out: Tensor = self.o_proj(attend(query, key, value).flatten(-2))
         return out
 
     def key_value(self, both: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         key = self.k_proj(both).unflatten(-1, (-1, self.width))
-        return rotate(key, positions, self.rope_theta), self.v_proj(both).unflatten(-1, (-1, self.width))
+        return rotate(key, positions, *self.rope), self.v_proj(both).unflatten(-1, (-1, self.width))
 
 
 class _Mlp(nn.Module):
@@ -172,11 +185,20 @@ class _Mlp(nn.Module):
         return out
 
 
-def rotate(states: Tensor, positions: Tensor, theta: float) -> Tensor:
+def rotate(states: Tensor, positions: Tensor, theta: float, scaling: Llama3Rope | None = None) -> Tensor:
     """Rotary embedding in the half-split form of Llama checkpoints: states [rows, heads, width], positions [rows]."""
     half = states.shape[-1] // 2
     frequencies = theta ** -(torch.arange(half, device=states.device, dtype=torch.float32) / half)
+    if scaling is not None:
+        frequencies = _stretched(frequencies, scaling)
     angles = positions[:, None, None].float() * frequencies
     cosine, sine = angles.cos().to(states.dtype), angles.sin().to(states.dtype)
     first, second = states[..., :half], states[..., half:]
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+
+
+def _stretched(frequencies: Tensor, scaling: Llama3Rope) -> Tensor:
+    """Slow rotations are slowed by the factor, fast ones left, those between blended."""
+    turns = scaling.positions * frequencies / (2 * math.pi)
+    kept = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / scaling.factor)

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outrider.engine.eagle3 import Eagle3Config, Eagle3Head
+from outrider.engine.eagle3 import Eagle3Config, Eagle3Head, Llama3Rope
 from outrider.errors import ModelRefused, ModelUnavailable
 
 ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
@@ -58,8 +58,6 @@ def read_config(raw: Mapping[str, Any], *, target_layers: int | None = None) -> 
     if (activation := layer.get("hidden_act", "silu")) != "silu":
         raise ModelRefused(f"an EAGLE-3 head with activation {activation}; silu is supported")
     rope = layer.get("rope_parameters") or layer.get("rope_scaling") or {}
-    if (kind := rope.get("rope_type", rope.get("type", "default"))) != "default":
-        raise ModelRefused(f"an EAGLE-3 head with {kind} rotary scaling is not supported")
     return Eagle3Config(
         hidden=hidden,
         intermediate=intermediate,
@@ -72,6 +70,7 @@ def read_config(raw: Mapping[str, Any], *, target_layers: int | None = None) -> 
         draft_vocab=raw.get("draft_vocab_size") or vocab,
         norm_eps=layer.get("rms_norm_eps", 1e-6),
         rope_theta=rope.get("rope_theta") or layer.get("rope_theta") or 10000.0,
+        rope_scaling=_rope_scaling(rope),
         window=raw.get("sliding_window"),
         norm_before_residual=bool(raw.get("norm_before_residual", False)),
     )
@@ -135,6 +134,7 @@ def save(head: Eagle3Head, folder: Path, *, target: str, dtype: torch.dtype = to
         "attention_bias": False,
         "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
+        "rope_scaling": None if config.rope_scaling is None else _published_rope(config.rope_scaling),
         "sliding_window": config.window,
         "vocab_size": config.vocab,
         "draft_vocab_size": config.draft_vocab,
@@ -152,6 +152,33 @@ def save(head: Eagle3Head, folder: Path, *, target: str, dtype: torch.dtype = to
 def conventional_layers(target_layers: int) -> tuple[int, int, int]:
     """The fused layers where nothing names them: (2, n // 2, n - 3), as the published heads."""
     return 2, target_layers // 2, target_layers - 3
+
+
+def _rope_scaling(rope: Mapping[str, Any]) -> Llama3Rope | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ModelRefused(f"an EAGLE-3 head with {kind} rotary scaling is not supported")
+    try:
+        return Llama3Rope(
+            rope["factor"],
+            rope["low_freq_factor"],
+            rope["high_freq_factor"],
+            rope["original_max_position_embeddings"],
+        )
+    except KeyError as error:
+        raise ModelRefused(f"the rope_scaling of the EAGLE-3 config lacks {error}") from None
+
+
+def _published_rope(scaling: Llama3Rope) -> dict[str, Any]:
+    return {
+        "rope_type": "llama3",
+        "factor": scaling.factor,
+        "low_freq_factor": scaling.low,
+        "high_freq_factor": scaling.high,
+        "original_max_position_embeddings": scaling.positions,
+    }
 
 
 def _feature_layers(raw: Mapping[str, Any], target_layers: int | None) -> tuple[int, ...]:

@@ -165,8 +165,7 @@ class Trainer:
     def restore(cls, path: Path, embed: Embed, plan: TrainingPlan, device: torch.device) -> Trainer:
         """A trainer as it was when it was saved."""
         state = torch.load(path, map_location=device, weights_only=True)
-        shape = {**state["config"], "feature_layers": tuple(state["config"]["feature_layers"])}
-        head = Eagle3Head(Eagle3Config(**shape))
+        head = Eagle3Head(Eagle3Config(**state["config"]))
         head.load_state_dict(state["head"])
         head.target_ids = state["target_ids"]
         trainer = cls(head, embed, state["feature_scale"], plan, device)

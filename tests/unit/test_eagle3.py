@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outrider.engine.eagle3 import Eagle3Config, Eagle3Head, rotate
+from outrider.engine.eagle3 import Eagle3Config, Eagle3Head, Llama3Rope, rotate
 from outrider.engine.eagle3_checkpoint import is_eagle3, load, read_config, save
 from outrider.errors import ModelRefused, ModelUnavailable
 
@@ -108,9 +109,38 @@ def test_rotation_depends_on_distance_only() -> None:
     torch.testing.assert_close(score(9, 4), score(105, 100))
 
 
+def test_llama3_rotary_scaling_is_transformers_own() -> None:
+    """Guards heads of Llama 3: a wrong stretch costs acceptance in silence."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    config = LlamaConfig(
+        max_position_embeddings=131072,
+        hidden_size=32,
+        num_attention_heads=1,
+        head_dim=32,
+        rope_parameters={**scaling, "rope_theta": 500000.0},
+    )
+    states, positions = torch.randn(5, 1, 32), torch.tensor([0, 7, 90, 900, 9000])
+    cosine, sine = LlamaRotaryEmbedding(config)(states, positions[None])
+    turned = torch.cat([-states[..., 16:], states[..., :16]], -1)
+    expected = states * cosine[0][:, None] + turned * sine[0][:, None]
+    ours = read_config(raw_config(rope_scaling=scaling, rope_theta=500000.0), target_layers=30)
+    torch.testing.assert_close(
+        rotate(states, positions, ours.rope_theta, ours.rope_scaling), expected, rtol=0, atol=2e-3
+    )
+
+
 def test_saved_heads_load_as_they_were(tmp_path: Path) -> None:
     """Guards against a field or tensor that `save` forgets."""
-    head = random_head()
+    head = random_head(replace(CONFIG, rope_scaling=Llama3Rope(8.0, 1.0, 4.0, 8192)))
     save(head, tmp_path / "head", target="a/target", dtype=torch.float32)
     loaded = load(tmp_path / "head", dtype=torch.float32)
     assert loaded.config == head.config
@@ -150,7 +180,7 @@ def test_the_speculators_layout_loads(tmp_path: Path) -> None:
 
 def test_without_d2t_draft_ids_are_target_ids(tmp_path: Path) -> None:
     """Guards heads that know the whole vocabulary."""
-    head = random_head(Eagle3Config(**{**_fields(CONFIG), "draft_vocab": 100}))
+    head = random_head(replace(CONFIG, draft_vocab=100))
     tensors = {name: tensor.contiguous() for name, tensor in head.state_dict().items()}
     (tmp_path / "head").mkdir()
     save_file(tensors, tmp_path / "head" / "model.safetensors")
@@ -197,7 +227,3 @@ def test_parameters_counts_every_weight() -> None:
     """Guards the size that plans and cards state."""
     head = random_head()
     assert CONFIG.parameters == sum(weight.numel() for weight in head.parameters())
-
-
-def _fields(config: Eagle3Config) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in config.__slots__}
