@@ -226,16 +226,27 @@ def _german_sentence(r: random.Random) -> str:
     return text.replace("{place}", r.choice(m.PLACES)).replace("einstellen wird", "einstellt")
 
 
+# Lengths of passages in characters. The draft sees the last positions of a prompt only, so long ones teach it nothing
+# that shorter ones do not, and cost the target far more.
+_SUMMARISED = (500, 1600)
+_PASSAGE = (250, 700)
+
+
 def _summary(r: random.Random, library: Library) -> str:
-    text = " ".join(r.sample(library.texts, r.choice((1, 1, 2)) if len(library.texts) > 1 else 1))
-    return r.choice(_SUMMARISE).format(text=text.replace("\n\n", " "))
+    return r.choice(_SUMMARISE).format(text=_passage(r, library, _SUMMARISED))
 
 
 def _passages(r: random.Random, library: Library) -> str:
-    texts = r.sample(library.texts, min(len(library.texts), r.choice((1, 2, 2, 3))))
+    texts = [_passage(r, library, _PASSAGE) for _ in range(r.choice((1, 2, 2, 3)))]
     question = _filled(r, r.choice(m.READING_QUESTIONS if r.random() < 0.6 else m.QUESTIONS))
     question = question if question.endswith("?") else question[0].upper() + question[1:] + "?"
-    return "\n".join(text.replace("\n\n", " ")[: r.randint(500, 1200)] for text in texts) + "\n" + question
+    return "\n".join(texts) + "\n" + question
+
+
+def _passage(r: random.Random, library: Library, characters: tuple[int, int]) -> str:
+    """The beginning of one of the texts, up to the end of a word."""
+    text = " ".join(r.choice(library.texts).split())[: r.randint(*characters)]
+    return text.rpartition(" ")[0]
 
 
 def _follow_up(r: random.Random, library: Library) -> tuple[Message, ...]:

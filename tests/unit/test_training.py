@@ -253,7 +253,7 @@ def test_shards_come_back_as_written(tmp_path: Path) -> None:
 
 def test_builtin_prompts_repeat_for_a_seed_and_differ_between_batches() -> None:
     """Guards resumed runs: a batch asked for again must be the same one."""
-    library = Library(texts=["Some text. " * 40], chats=[({"role": "user", "content": "Hi"},)])
+    library = Library(texts=["Some text. " * 80], chats=[({"role": "user", "content": "Hi"},)])
     batches = [BuiltinPrompts(0).batch(number, 40, library) for number in range(len(CYCLE))]
     assert batches[5] == BuiltinPrompts(0).batch(5, 40, library)
     assert batches[1] != BuiltinPrompts(1).batch(1, 40, library)
