@@ -30,16 +30,21 @@ def main() -> int:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s target %(levelname)s %(name)s: %(message)s"
     )
+    log = logging.getLogger("target_service")
     pin_blas()
     try:
         config = parse(sys.argv[1:])
-        phases.announce("resolve", config.model)
+    except OutriderError as error:
+        log.error("%s", error)
+        return 2
+    phases.announce("resolve", config.model)
+    try:
         found = models.resolve(
             config.model, revision=config.revision, role="target", remote_code=config.trust_remote_code
         )
     except OutriderError as error:
-        logging.getLogger("target_service").error("%s", error)
-        return 2
+        log.error("%s", error)
+        return 1
     if found.folder is not None:
         config = replace(
             config,
