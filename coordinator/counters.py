@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from coordinator.config import MAX_GAMMA
+from coordinator.wire import KINDS
 from outrider.seam import Timings
 
 DRAFT_FAILURES = ("overdue", "link_lost", "unreadable", "malformed_q", "lying", "refused", "error")
@@ -19,10 +20,11 @@ DRAFT_FAILURES = ("overdue", "link_lost", "unreadable", "malformed_q", "lying", 
 that is no distribution; a token that contradicts its q; versions or vocabulary that do not fit; an item answered with
 an error."""
 
-DRAFT_SKIPPED = ("off", "no_draft", "out", "catching_up", "held", "no_room", "gamma_0", "empty")
+DRAFT_SKIPPED = ("off", "no_draft", "out", "catching_up", "no_features", "held", "no_room", "gamma_0", "empty")
 """Why a stretch was decoded plainly: the server or the request turned speculation off; no draft attached; the draft is
-out after failures; its KV was being brought up to date; this stream's last proposal was overdue; one token or no
-context left; the controller chose 0; the draft proposed nothing."""
+out after failures; its KV was being brought up to date; it lacked the target's features, which a plain token brings;
+this stream's last proposal was overdue; one token or no context left; the controller chose 0; the draft proposed
+nothing."""
 
 OnStep = Callable[[str, Timings], None]
 
@@ -44,6 +46,7 @@ class Counters:
         gamma: rounds by slots asked for; entry 0 counts plain tokens.
         draft_failures, draft_skipped: by reason, all of them from the start.
         streams_opened, streams_ended: the difference is open now.
+        wire: by link, bytes by what they are for (`wire.KINDS`), both ways.
         reopened: times that a stream's tokens had to be sent to a target anew.
         on_step: called with "draft" or "target" and the timings of each message.
     """
@@ -62,6 +65,9 @@ class Counters:
     gamma: list[int] = field(default_factory=_gammas)
     draft_failures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DRAFT_FAILURES, 0))
     draft_skipped: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DRAFT_SKIPPED, 0))
+    wire: dict[str, dict[str, int]] = field(
+        default_factory=lambda: {part: dict.fromkeys(KINDS, 0) for part in ("draft", "target")}
+    )
     on_step: list[OnStep] = field(default_factory=list)
 
     def count_round(self, emitted: int, drafted: int, tested: int, accepted: int) -> None:

@@ -19,7 +19,7 @@ from coordinator import decoding
 from coordinator.config import DecoderConfig
 from coordinator.counters import Counters
 from coordinator.decoding import ProposalAnswer, VerdictAnswer
-from coordinator.draft_side import DraftSide
+from coordinator.draft_side import HOLD_S, DraftSide
 from coordinator.gamma import Auto, Controller, Costs, Fixed
 from coordinator.link import Link
 from coordinator.parts import DecoderState, Degraded
@@ -178,10 +178,13 @@ class Decoder:
                 error = InvalidArgument("prompt", f"has {length} tokens, no room for an answer in {info.max_model_len}")
                 self._fail(stream, error)
                 continue
-            drafts = self._wanted(stream) != 0 and self._draft.why_not(stream) in (None, "catching_up")
-            if drafts:
+            drafts = self._wanted(stream) != 0 and self._draft.why_not(stream) in (None, "catching_up", "no_features")
+            if not drafts:
+                self._target.run(stream, self._config.run_credit)
+                continue
+            if self._draft.request is None:
                 self._draft.catch_up(stream)
-            self._target.run(stream, 1 if drafts else self._config.run_credit)
+            self._target.run(stream, 1, self._draft.request)
 
     def _close(self, stream: Stream) -> None:
         """Frees everything of a stream, once."""
@@ -222,6 +225,8 @@ class Decoder:
                 stream.end()
                 self._close(stream)
             elif state.phase is Phase.OPENED:
+                if state.features.missed:
+                    stream.held_until_s = time.monotonic() + HOLD_S
                 ready.append(stream)
             elif state.phase is Phase.RUNNING:
                 self._top_up(stream)
@@ -233,11 +238,11 @@ class Decoder:
         for answer in answers:
             state, stream = answer.state, self._streams[answer.state.stream_id]
             if answer.proposal.slots:
-                self._target.verify(stream, answer.proposal)
+                self._target.verify(stream, answer.proposal, self._draft.request)
             else:
                 self.counters.draft_skipped["empty"] += 1
                 self._controller.finished(state.stream_id, state.asked, 0)
-                self._target.run(stream, 1)
+                self._target.run(stream, 1, self._draft.request)
 
     def _next_rounds(self, streams: Sequence[Stream]) -> None:
         """Starts a round for each: drafted if it can be and is worth it, else plain."""
@@ -250,7 +255,10 @@ class Decoder:
                 limits.append(limit)
                 continue
             self.counters.draft_skipped[reason] += 1
-            self._target.run(stream, self._credit(reason))
+            if reason == "no_features" and self._drafts_next(stream):
+                self._target.run(stream, 1, self._draft.request)
+            else:
+                self._target.run(stream, self._credit(reason))
         if not drafting:
             return
         gammas = self._gammas(drafting, limits)
@@ -284,6 +292,10 @@ class Decoder:
             return asked
         return None if server == "auto" else server
 
+    def _drafts_next(self, stream: Stream) -> bool:
+        """Whether a stream that is decoded plainly is to go over to drafting."""
+        return self._wanted(stream) is not None or self._controller.wants(stream.state.stream_id)
+
     def _draft_limit(self, stream: Stream) -> tuple[str | None, int]:
         """Why the stream cannot be drafted for now, or None and the largest gamma that there is room for."""
         if self._wanted(stream) == 0:
@@ -315,7 +327,7 @@ class Decoder:
         if stream.draining or info is None or left > self._config.run_credit // 2:
             return
         reason, _ = self._draft_limit(stream)
-        if reason is None and (self._wanted(stream) is not None or self._controller.wants(state.stream_id)):
+        if reason in (None, "no_features") and self._drafts_next(stream):
             stream.draining = True
         elif left <= self._credit(reason) // 2 and left < decoding.room(state, info.max_model_len):
             self._target.run(stream, self._credit(reason))

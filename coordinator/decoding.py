@@ -31,6 +31,7 @@ from coordinator.state import (
     open_for_target,
 )
 from outrider.errors import InvalidArgument, Status
+from outrider.features import FeatureBlock, FeatureRequest
 from outrider.seam import Cut, ProposalBatch, VerdictBatch
 
 logger = logging.getLogger(__name__)
@@ -98,14 +99,20 @@ def catch_up(state: StreamState, *, stream_deadline_ms: int) -> ProposeRow:
     return _propose_row(state, 0, 0, stream_deadline_ms)
 
 
-def verify(state: StreamState, proposal: Proposal, *, stream_deadline_ms: int) -> VerifyRow:
-    """Has the target score a proposal."""
+def verify(
+    state: StreamState, proposal: Proposal, *, stream_deadline_ms: int, request: FeatureRequest | None = None
+) -> VerifyRow:
+    """Has the target score a proposal, and send the features that are requested and that the draft will lack."""
+    state.features.ask(request)
     state.phase, state.proposal = Phase.VERIFYING, proposal
     return _verify_row(state, stream_deadline_ms)
 
 
-def run(state: StreamState, credit: int, *, stream_deadline_ms: int) -> VerifyRow:
+def run(
+    state: StreamState, credit: int, *, stream_deadline_ms: int, request: FeatureRequest | None = None
+) -> VerifyRow:
     """Lets the target decode alone: `credit` tokens from the committed length on. Also tops a run up."""
+    state.features.ask(request)
     state.phase, state.run_end = Phase.RUNNING, state.committed + credit
     return _verify_row(state, stream_deadline_ms)
 
@@ -134,13 +141,13 @@ def _item(state: StreamState, side: Side) -> Item:
 
 def _propose_row(state: StreamState, gamma: int, draft_deadline_ms: int, stream_deadline_ms: int) -> ProposeRow:
     opening = None if state.draft.opened else open_for_draft(state, stream_deadline_ms)
-    return ProposeRow(_item(state, state.draft), gamma, draft_deadline_ms, opening)
+    return ProposeRow(_item(state, state.draft), gamma, draft_deadline_ms, opening, state.features.take())
 
 
 def _verify_row(state: StreamState, stream_deadline_ms: int) -> VerifyRow:
     opening = None if state.target.opened else open_for_target(state, stream_deadline_ms)
     credit = state.run_end - state.committed if state.phase is Phase.RUNNING else 0
-    return VerifyRow(_item(state, state.target), state.proposal, credit, opening)
+    return VerifyRow(_item(state, state.target), state.proposal, credit, opening, state.features.wish)
 
 
 # ---- receiving ----
@@ -168,6 +175,7 @@ def receive_proposals(streams: Mapping[int, StreamState], batch: ProposalBatch) 
         if status is Status.OK:
             # It has taken all of them in, whether it keeps KV or, like prompt lookup, only the tokens.
             state.draft.held = committed
+            state.features.answered(cached[index])
         answers.append(ProposalAnswer(state, status, replies.errors.get(index, ""), proposals[index]))
     return answers
 
@@ -196,6 +204,7 @@ def receive_verdicts(
             rounds[index] = state
     states = [streams.get(stream_id) for stream_id in ids]
     outcomes = accept(rounds, states, batch)
+    features = dict(batch.features.blocks())
 
     answers = []
     for index, stream_id in enumerate(ids):
@@ -210,7 +219,9 @@ def receive_verdicts(
             continue
         k, token = outcomes.get(index, (0, bonus[index]))
         try:
-            emission, tally = conclude(state, k, token, slots_done[index], cached[index], max_model_len)
+            emission, tally = conclude(
+                state, k, token, slots_done[index], cached[index], max_model_len, features.get(stream_id)
+            )
         except Exception as error:
             # The search for stop strings is the caller's code; if it fails, it ends its own stream and no other.
             logger.exception("stream %016x: its stop strings could not be looked for", stream_id)
@@ -228,7 +239,13 @@ def _failed(state: StreamState, status: Status, message: str, cached: int) -> Ve
 
 
 def conclude(
-    state: StreamState, k: int, token: int, slots_done: int, cached: int, max_model_len: int
+    state: StreamState,
+    k: int,
+    token: int,
+    slots_done: int,
+    cached: int,
+    max_model_len: int,
+    features: FeatureBlock | None = None,
 ) -> tuple[Emission, RoundCount]:
     """Ends a round: cut x_1 .. x_k and the token behind them where the answer ends, then count, commit and emit."""
     proposal, start = state.proposal, state.committed
@@ -245,8 +262,10 @@ def conclude(
     # The prefix that each service shares with the committed tokens ends at the last accepted drafted token.
     state.target.held = min(cached, start + k)
     if proposal is not None:
-        state.draft.held = max(start, min(proposal.draft_cached, start + k))
+        if state.draft.opened:  # if not, it was started anew meanwhile
+            state.draft.held = max(start, min(proposal.draft_cached, start + k))
         state.proposal = None
+    state.features.received(features, state.committed)
     if end.finish_reason is not None:
         state.phase = Phase.CLOSED
         state.target.outstanding = None

@@ -53,6 +53,7 @@ class DecodingSeries(Collector):
         yield _labelled("draft_failures", "What the draft did wrong.", "reason", counters.draft_failures)
         yield _labelled("draft_skipped", "Why tokens were decoded plainly.", "reason", counters.draft_skipped)
         yield _gamma(counters.gamma)
+        yield _wire(counters.wire)
         yield from self._steps.collect()
 
     def describe(self) -> Iterable[Metric]:
@@ -71,6 +72,15 @@ def _labelled(name: str, text: str, label: str, values: Mapping[str, int]) -> Me
     family = CounterMetricFamily(f"{PREFIX}:{name}", text, labels=[label])
     for key, value in values.items():
         family.add_metric([key], value)
+    return family
+
+
+def _wire(wire: Mapping[str, Mapping[str, int]]) -> Metric:
+    text = "Bytes on the links, both ways: distributions, features of the target, and all the rest, which is ids."
+    family = CounterMetricFamily(f"{PREFIX}:wire_bytes", text, labels=["link", "kind"])
+    for link, kinds in wire.items():
+        for kind, value in kinds.items():
+            family.add_metric([link, kind], value)
     return family
 
 

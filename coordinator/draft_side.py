@@ -18,11 +18,12 @@ from coordinator.draft_health import DraftHealth
 from coordinator.gamma import Costs
 from coordinator.link import Link
 from coordinator.links import DRAFT
-from coordinator.parts import PartInfo, TargetFiles, compare_files
+from coordinator.parts import PartInfo, TargetFiles, check_features, compare_files
 from coordinator.rows import ProposeRow
 from coordinator.state import Phase
 from coordinator.streams import Registry, Stream
 from outrider.errors import Mismatch, Status, Unavailable
+from outrider.features import FeatureRequest
 from outrider.seam import U32, Cut, ProposalBatch
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class DraftSide:
         self.health = DraftHealth()
         self.link: Link[ProposeRow, ProposalBatch] | None = None
         if config.draft is not None:
-            self.link = Link(DRAFT, config.draft, coordinator_id, self, config.credentials)
+            self.link = Link(DRAFT, config.draft, coordinator_id, self, config.credentials, counters.wire["draft"])
         self._config = config
         self._streams = streams
         self._costs = costs
@@ -80,6 +81,12 @@ class DraftSide:
         self._refused = ""
         self._heard_s = 0.0
         self._probe: Stream | None = None
+
+    @property
+    def request(self) -> FeatureRequest | None:
+        """The target's features that the draft builds on, if it does."""
+        info = self.link.info if self.link is not None and self.link.is_up else None
+        return info.features if info is not None else None
 
     # ---- asking ----
 
@@ -100,6 +107,8 @@ class DraftSide:
             return "catching_up"
         if now_s < stream.held_until_s:
             return "held"
+        if self.request is not None:
+            return None if stream.state.features.are_ready(stream.state.committed) else "no_features"
         if stream.state.committed - draft.held > CATCH_UP_TOKENS:
             self.catch_up(stream)
             return "catching_up"
@@ -160,6 +169,10 @@ class DraftSide:
         target = self._target()
         if target is None:
             raise Unavailable("waiting for the target, to compare vocabularies")
+        try:
+            check_features(target.info, info)
+        except Mismatch as error:
+            raise self._refusing(info, error) from error
         key = (target.info.tokenizer_hash, info.instance_id)
         if self._admitted is not None and self._admitted[:2] == key:
             return self._admitted[2]
@@ -169,10 +182,7 @@ class DraftSide:
             if comparison is not None:
                 comparison.require(allow_mismatch=self._config.allow_vocab_mismatch)
         except Mismatch as error:
-            if self._refused != info.instance_id:
-                self._refused = info.instance_id
-                self._counters.draft_failures["refused"] += 1
-            raise Mismatch(f"refused as a draft: {error}") from error
+            raise self._refusing(info, error) from error
         if comparison is not None and comparison.message:
             logger.warning("%s", comparison.message)
         same = info.weight_hash and info.weight_hash == target.info.weight_hash
@@ -182,11 +192,18 @@ class DraftSide:
         self._admitted = (*key, excluded)
         return excluded
 
+    def _refusing(self, info: PartInfo, error: Mismatch) -> Mismatch:
+        """The error that keeps a draft out; counted once per instance, however often it is tried."""
+        if self._refused != info.instance_id:
+            self._refused = info.instance_id
+            self._counters.draft_failures["refused"] += 1
+        return Mismatch(f"refused as a draft: {error}")
+
     def up(self, link: Link[ProposeRow, ProposalBatch], *, new_instance: bool) -> None:
         if new_instance:
             self.health.reset()
             for stream in self._streams:
-                stream.state.draft.forget()
+                stream.state.forget_draft()
 
     def down(self, link: Link[ProposeRow, ProposalBatch], reason: str, *, nonsense: bool) -> None:
         self._counters.draft_failures["unreadable" if nonsense else "link_lost"] += 1
@@ -231,14 +248,14 @@ class DraftSide:
         draft, status = answer.state.draft, answer.status
         self.health.probing = False
         if status in (Status.NOT_FOUND, Status.ABORTED):
-            draft.forget()
+            answer.state.forget_draft()
         elif status is Status.FAILED_PRECONDITION and answer.proposal.draft_cached < draft.held:
             draft.give_up(held=answer.proposal.draft_cached)
         elif status in (Status.RESOURCE_EXHAUSTED, Status.UNAVAILABLE):
             draft.give_up()
             stream.held_until_s = now_s + HOLD_S
         else:
-            draft.forget()
+            answer.state.forget_draft()
             stream.held_until_s = now_s + HOLD_S
             self._counters.draft_failures["error"] += 1
             message = answer.message or f"{answer.proposal.slots} slots instead of {answer.state.asked}"

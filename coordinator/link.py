@@ -16,6 +16,7 @@ import grpc
 
 from coordinator.links import LinkKind, Reply, Row
 from coordinator.parts import PartInfo, check_versions
+from coordinator.wire import KINDS, count
 from outrider.errors import InvalidArgument, Mismatch, OutriderError, Unavailable
 from outrider.rpc.errors import from_rpc_error
 from outrider.rpc.hello import Hello, HelloReply
@@ -70,6 +71,7 @@ class Link(Generic[Row, Reply]):
         coordinator_id: bytes,
         listener: Listener[Row, Reply],
         credentials: grpc.ChannelCredentials | None = None,
+        wire: dict[str, int] | None = None,
     ) -> None:
         self.kind = kind
         self.address = address
@@ -79,6 +81,7 @@ class Link(Generic[Row, Reply]):
         self.changed_s = time.monotonic()
         self.messages_sent = 0
         self.messages_received = 0
+        self._wire = dict.fromkeys(KINDS, 0) if wire is None else wire
         self._peer = f"the {kind.part} service at {address}"
         self._coordinator_id = coordinator_id
         self._listener = listener
@@ -259,6 +262,7 @@ class Link(Generic[Row, Reply]):
             if message is grpc.aio.EOF:
                 code = await self._call.code()
                 raise Unavailable(await self._call.details() or f"the link ended with {code.name}")
+            count(message, self._wire)
             batch = self.kind.read(message)
             if len(batch.replies):
                 self.messages_received += 1
@@ -276,7 +280,9 @@ class Link(Generic[Row, Reply]):
             rows, closed = self._collect()
             if rows or closed:
                 self.messages_sent += bool(rows)
-                await self._call.write(self.kind.write(rows, closed))
+                message = self.kind.write(rows, closed)
+                count(message, self._wire)
+                await self._call.write(message)
 
     async def _farewell(self) -> None:
         """Says which streams have ended, so that their KV need not wait for the end of the lease."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from outrider.errors import Mismatch
+from outrider.features import FeatureRequest
+from outrider.rpc.feature_codec import request_from_pb
 from outrider.rpc.hello import negotiate
 from outrider.rpc.options import NOISE_VERSION, RULE_VERSION
 from outrider.rpc.tokenizer_files import BYTE_TOKENIZER
@@ -46,16 +48,21 @@ class PartInfo:
     batch_invariant: bool
     batch_invariance_note: str
     draft_kind: str
+    hidden_size: int = 0
+    num_layers: int = 0
+    features: FeatureRequest | None = None
+    trained_for: str = ""
 
     @classmethod
     def from_pb(cls, message: Any) -> PartInfo:
         """From an `outrider.v1.ServiceInfo`."""
-        special = {"protocol_min", "protocol_max", "eos_token_ids"}
+        special = {"protocol_min", "protocol_max", "eos_token_ids", "features"}
         plain = {name: getattr(message, name) for name in cls.__dataclass_fields__ if name not in special}
         return cls(
             protocol_min=message.protocol.min,
             protocol_max=message.protocol.max,
             eos_token_ids=tuple(message.eos_token_ids),
+            features=request_from_pb(message.features) if message.HasField("features") else None,
             **plain,
         )
 
@@ -109,6 +116,27 @@ def check_versions(part: str, info: PartInfo) -> None:
             raise Mismatch(
                 f"the {part} service has version {theirs} of the {what}, this coordinator {ours}: upgrade {older}"
             )
+
+
+def check_features(target: PartInfo, draft: PartInfo) -> None:
+    """
+    Raises:
+        Mismatch: the draft builds on hidden states that the target does not have.
+    """
+    if draft.features is None:
+        return
+    made_for = f" (it was trained for {draft.trained_for})" if draft.trained_for else ""
+    if not target.hidden_size:
+        raise Mismatch(f"it builds on hidden states, and the target ({target.model_id}) returns none")
+    if draft.hidden_size != target.hidden_size or draft.vocab_rows > target.vocab_rows:
+        raise Mismatch(
+            f"it is made for a target with hidden states of {draft.hidden_size} and {draft.vocab_rows} ids{made_for}; "
+            f"{target.model_id} has {target.hidden_size} and {target.vocab_rows}"
+        )
+    if max(draft.features.layers) >= target.num_layers:
+        raise Mismatch(
+            f"it builds on layer {max(draft.features.layers)}{made_for}; {target.model_id} has {target.num_layers}"
+        )
 
 
 def vocabulary(files: Mapping[str, bytes], info: PartInfo) -> Vocabulary | None:

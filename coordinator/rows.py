@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from coordinator.feature_side import Wish, first_wanted
 from coordinator.state import Proposal
+from outrider.features import FeatureBlock, Features
 from outrider.seam import F32, U8, U16, U32, Items, ProposeBatch, Slots, StreamOpen, VerifyBatch
 
 NO_U16: U16 = np.empty(0, np.uint16)
@@ -34,6 +36,7 @@ class ProposeRow(NamedTuple):
     slots: int
     deadline_ms: int
     open: StreamOpen | None
+    features: FeatureBlock | None = None
 
 
 class VerifyRow(NamedTuple):
@@ -43,6 +46,7 @@ class VerifyRow(NamedTuple):
     proposal: Proposal | None
     run: int
     open: StreamOpen | None
+    wish: Wish | None = None
 
 
 def propose_batch(rows: Sequence[ProposeRow], closed: Sequence[int]) -> ProposeBatch:
@@ -53,17 +57,22 @@ def propose_batch(rows: Sequence[ProposeRow], closed: Sequence[int]) -> ProposeB
         deadlines_ms=np.array([row.deadline_ms for row in rows], np.uint16),
         opens=tuple(row.open for row in rows if row.open is not None),
         closed=np.array(closed, np.uint64),
+        features=Features.of([(row.item.stream_id, row.features) for row in rows if row.features is not None]),
     )
 
 
 def verify_batch(rows: Sequence[VerifyRow], closed: Sequence[int]) -> VerifyBatch:
     """The message that carries these rows and the ids of streams that ended."""
+    request = next((row.wish.request for row in rows if row.wish is not None), None)
+    wanted_from = [] if request is None else [first_wanted(row.wish, request) for row in rows]
     return VerifyBatch(
         items=_columns([row.item for row in rows]),
         slots=_slots([row.proposal for row in rows]),
         runs=np.array([row.run for row in rows], np.uint16),
         opens=tuple(row.open for row in rows if row.open is not None),
         closed=np.array(closed, np.uint64),
+        features_from=np.array(wanted_from, np.uint32),
+        feature_request=request,
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
+from coordinator.feature_side import FeatureSide
 from coordinator.request import DecodingRequest, StreamStats
 from outrider.noise import Role, subkey
 from outrider.sampling import Rule
@@ -109,6 +110,7 @@ class StreamState:
         proposal: of the round in flight, from its arrival to its verdict.
         run_end: committed length at which the credit of the present plain run is used up.
         asked: slots that the round in flight asked for.
+        features: of the target, for a draft that builds on them.
     """
 
     stream_id: int
@@ -123,10 +125,16 @@ class StreamState:
     asked: int = 0
     draft: Side = field(default_factory=Side)
     target: Side = field(default_factory=Side)
+    features: FeatureSide = field(default_factory=FeatureSide)
 
     @property
     def committed(self) -> int:
         return len(self.tokens)
+
+    def forget_draft(self) -> None:
+        """The draft lost the stream."""
+        self.draft.forget()
+        self.features.forget()
 
     @property
     def generated(self) -> int:

@@ -22,6 +22,7 @@ from coordinator.rows import VerifyRow
 from coordinator.state import Phase, Proposal
 from coordinator.streams import Registry, Stream
 from outrider.errors import InvalidArgument, Mismatch, OutriderError, Status
+from outrider.features import FeatureRequest
 from outrider.seam import U32, VerdictBatch
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,10 @@ class TargetSide:
         failed: Callable[[Stream, OutriderError], None],
         arrived: Callable[[list[Stream]], None],
     ) -> None:
-        self.links = [Link(TARGET, address, coordinator_id, self, config.credentials) for address in config.target]
+        self.links = [
+            Link(TARGET, address, coordinator_id, self, config.credentials, counters.wire["target"])
+            for address in config.target
+        ]
         self.files: TargetFiles | None = None
         self.last_verdict_s: float | None = None
         self._streams = streams
@@ -86,16 +90,18 @@ class TargetSide:
 
     # ---- posting ----
 
-    def verify(self, stream: Stream, proposal: Proposal) -> None:
+    def verify(self, stream: Stream, proposal: Proposal, request: FeatureRequest | None = None) -> None:
         """Has a proposal verified, now or when there is a target."""
         link = self._place(stream)
-        self._post(link, stream, decoding.verify(stream.state, proposal, stream_deadline_ms=stream.left_ms))
+        row = decoding.verify(stream.state, proposal, stream_deadline_ms=stream.left_ms, request=request)
+        self._post(link, stream, row)
 
-    def run(self, stream: Stream, credit: int) -> None:
+    def run(self, stream: Stream, credit: int, request: FeatureRequest | None = None) -> None:
         """Has up to `credit` tokens drawn plainly, as far as there is room, now or when there is a target."""
         link, info = self._place(stream), self.info
         room = decoding.room(stream.state, info.max_model_len) if info is not None else credit
-        self._post(link, stream, decoding.run(stream.state, min(credit, room), stream_deadline_ms=stream.left_ms))
+        row = decoding.run(stream.state, min(credit, room), stream_deadline_ms=stream.left_ms, request=request)
+        self._post(link, stream, row)
 
     def place(self, stream: Stream) -> bool:
         """Finds the stream a target; False while none is up."""

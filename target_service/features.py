@@ -1,11 +1,13 @@
 """Features kept for drafts: the hidden states of each stream's last positions, in a ring in host memory.
 
 The ring makes every question answerable without computing anything again: a draft that restarted, a lost message, the
-return from a plain run. It is cut whenever the stream's KV is, since a row depends on the same prefix as its KV.
+return from a plain run. It is cut whenever the stream's KV is, since a row depends on the same prefix as its KV. Only a
+draft that comes when a stream is under way has its first window computed once more.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -13,11 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.engine.span import Span
-from outrider.errors import InvalidArgument
 from outrider.features import FeatureBlock, FeatureRequest
+
+log = logging.getLogger(__name__)
 
 MOST_BYTES = 1 << 30
 """Rings of all streams together; beyond it further streams get none, which costs their drafts and nothing else."""
+
+
+SPARE_ROWS = 32
 
 
 class HiddenStates(Protocol):
@@ -31,19 +37,24 @@ class HiddenStates(Protocol):
 
 
 class FeatureRing:
-    """Rows [first, end) of one stream, at most `window` of them.
+    """Rows [first, end) of one stream's last positions.
+
+    Args:
+        request: what they are.
+        row_bytes: of each.
+        spare: rows beside the window. Those of drafted tokens push out as many old ones before they are rejected.
 
     Attributes:
-        request: what they are.
+        request: as given.
         first, end: positions.
     """
 
     __slots__ = ("_rows", "end", "first", "request")
 
-    def __init__(self, request: FeatureRequest, row_bytes: int) -> None:
+    def __init__(self, request: FeatureRequest, row_bytes: int, spare: int = SPARE_ROWS) -> None:
         self.request = request
         self.first = self.end = 0
-        self._rows = np.empty((request.window, row_bytes), np.uint8)
+        self._rows = np.empty((request.window + spare, row_bytes), np.uint8)
 
     @property
     def nbytes(self) -> int:
@@ -56,9 +67,9 @@ class FeatureRing:
         if self.end != first:
             self.first = first
         self.end = first + len(rows)
-        kept = rows[-self.request.window :]
-        self._rows[np.arange(self.end - len(kept), self.end) % self.request.window] = kept
-        self.first = max(self.first, self.end - self.request.window)
+        kept = rows[-len(self._rows) :]
+        self._rows[np.arange(self.end - len(kept), self.end) % len(self._rows)] = kept
+        self.first = max(self.first, self.end - len(self._rows))
 
     def cut(self, length: int) -> None:
         """Forgets the rows of positions from `length` on."""
@@ -66,11 +77,12 @@ class FeatureRing:
         self.first = min(self.first, self.end)
 
     def block(self, start: int, end: int) -> FeatureBlock | None:
-        """A copy of what there is of [start, end); None if that is nothing."""
-        start, end = max(start, self.first), min(end, self.end)
+        """A copy of what there is of [start, end), at most a window; None if that is nothing."""
+        end = min(end, self.end)
+        start = max(start, self.first, end - self.request.window)
         if start >= end:
             return None
-        return FeatureBlock(start, self._rows[np.arange(start, end) % self.request.window])
+        return FeatureBlock(start, self._rows[np.arange(start, end) % len(self._rows)])
 
 
 class Fed(NamedTuple):
@@ -96,26 +108,23 @@ class FeatureKeeper:
         self._hidden_states = hidden_states
         self._most_bytes = most_bytes
         self.held_bytes = 0
+        self._unmet: set[FeatureRequest] = set()
 
     def ring(self, request: FeatureRequest) -> FeatureRing | None:
-        """A ring for one stream; None while there is no memory for it.
+        """A ring for one stream; None while there is no memory for it, or if the model has no such hidden states.
 
-        Raises:
-            InvalidArgument: the model has no such hidden states.
+        Neither is an error: coordinators compare what a draft wants with what the target has before they ask.
         """
         hidden_states = self._hidden_states
-        if hidden_states is None or not hidden_states.count:
-            raise InvalidArgument("feature_request", "this target returns no hidden states")
-        outside = [layer for layer in request.layers if layer >= hidden_states.count]
-        if outside:
-            raise InvalidArgument(
-                "feature_request.layers", f"{outside[0]} of a model with {hidden_states.count} layers"
-            )
-        row_bytes = request.row_bytes(hidden_states.width)
-        if self.held_bytes + request.window * row_bytes > self._most_bytes:
+        if hidden_states is None or max(request.layers) >= hidden_states.count:
+            if request not in self._unmet:
+                self._unmet.add(request)
+                log.warning("hidden states of layers %s are wanted, which this target does not have", request.layers)
+            return None
+        ring = FeatureRing(request, request.row_bytes(hidden_states.width))
+        if self.held_bytes + ring.nbytes > self._most_bytes:
             return None
         hidden_states.want(request.layers)
-        ring = FeatureRing(request, row_bytes)
         self.held_bytes += ring.nbytes
         return ring
 

@@ -153,7 +153,7 @@ class Intake:
         if stream is None or stream.sequence.owner != delivery.owner:
             raise UnknownStream(f"stream {row.stream_id:016x} is not open here")
         self._check(row)
-        self._ready_ring(stream, row)
+        is_new_ring = self._ready_ring(stream, row)
         limit = run_limit(stream.opened, self._max_model_len)
         if row.slots_sent == 0 and self._continues(stream, row):
             run_end = min(row.key.committed + row.run, limit)
@@ -184,23 +184,25 @@ class Intake:
             stream.run = row.key if row.slots_sent == 0 else None
             # One token at least: an item is answered, whatever limit it has reached.
             run_end = 0 if row.slots_sent else max(min(row.key.committed + row.run, limit), row.key.committed + 1)
+        if is_new_ring:
+            # Computed once more with the same bits, so that a draft that comes late has a window to stand on.
+            committed, window = stream.sequence.committed, stream.ring.request.window if stream.ring else 0
+            stream.sequence.cached = min(stream.sequence.cached, max(committed - 1 - window, 0))
         stream.item = Item(
             delivery.link, row.key.generation, row.proposal, run_end, delivery.arrived_s, row.features_from
         )
         self._scheduler.submit(row.stream_id, stream.work(), arrived_s=delivery.arrived_s)
         return True
 
-    def _ready_ring(self, stream: Stream, row: Row) -> None:
-        """Gives a stream whose features are wanted its ring, before the pass that fills it.
-
-        Raises:
-            InvalidArgument: the model has no such hidden states.
-        """
+    def _ready_ring(self, stream: Stream, row: Row) -> bool:
+        """Gives a stream whose features are wanted its ring, before the pass that fills it; whether it is a new one."""
         if row.request is None or row.features_from == NOT_WANTED:
-            return
-        if stream.ring is None or stream.ring.request != row.request:
-            self._features.release(stream.ring)
-            stream.ring = self._features.ring(row.request)
+            return False
+        if stream.ring is not None and stream.ring.request == row.request:
+            return False
+        self._features.release(stream.ring)
+        stream.ring = self._features.ring(row.request)
+        return stream.ring is not None
 
     def _continues(self, stream: Stream, row: Row) -> bool:
         """Whether an item without slots tops up the stream's run: all its tokens are of this very run."""

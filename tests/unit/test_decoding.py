@@ -97,6 +97,7 @@ def script_verdict(state: StreamState, emit: list[int], bonus: int) -> VerdictBa
 
 def greedy_round(state: StreamState, drafted: list[int], emit: list[int], bonus: int) -> decoding.VerdictAnswer:
     """A round of a greedy stream with scripted sides."""
+    state.draft.opened = True  # the proposal came from there
     decoding.verify(state, proposal_of(drafted, cached=state.committed + len(drafted) - 1), **MS)
     return decoding.receive_verdicts({1: state}, script_verdict(state, emit, bonus), CONTEXT)[0]
 
