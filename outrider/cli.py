@@ -21,6 +21,7 @@ from outrider.console import Downloads, Steps, announce, err, out, say, show_com
 from outrider.errors import OutriderError, Unavailable
 from outrider.fetch.cache import cache_root
 from outrider.fetch.reporter import megabytes
+from outrider.local import devices, suggest
 from outrider.local.stack import HTTP_PORT, StackOptions, make_plan, running, running_state
 from outrider.local.state import state_file, stop
 from outrider.rpc.options import COORDINATOR_PORT, DRAFT_PORT, TARGET_PORT
@@ -123,6 +124,9 @@ def demo(
 ) -> None:
     """Show speculative decoding at work on a small pair, with and without the draft in one run."""
     options = StackOptions(target=target, draft=draft, port=0, grpc_port=0, draft_port=0, target_port=0)
+    cards = devices.cards()
+    if cards:
+        out.print(f"{len(cards)} GPU(s) found; the demo takes its small pair all the same, since it is quick to fetch")
     steps = Steps(5)
     steps(f"models: target {models.canonical(target, 'target')}, draft {models.canonical(draft, 'draft')}")
     seats = make_plan(options)
@@ -136,6 +140,9 @@ def demo(
             )
             stack.supervisor.stop(_GRACE_S)
     show_comparison(result)
+    if cards:
+        pair = suggest.command(cards)
+        out.print(f"a real pair for these cards: {pair}" if pair else "no ungated pair that we know fits these cards")
     summary: dict[str, object] = {
         "target": stack.state.model,
         "draft": seats[1].model if len(seats) > 1 else "none",

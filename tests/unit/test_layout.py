@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import DoesNotFit, InvalidArgument
-from outrider.local import devices, layout
+from outrider.local import devices, layout, suggest
 from outrider.local.devices import Card
 from outrider.local.layout import GIB, Footprint, Seat
 
@@ -120,3 +120,13 @@ def test_cards_are_read_as_nvidia_smi_numbers_them(tmp_path: Path, monkeypatch: 
         (1, "GPU-bb", "NVIDIA H100 80GB HBM3"),
     ]
     assert found[0].free_bytes == 20000 * 1024 * 1024
+
+
+def test_the_suggested_pair_is_the_largest_that_fits_the_cards() -> None:
+    """Guards the demo's last line: a command that would stop with an out-of-memory error helps nobody."""
+    assert suggest.command([]) is None
+    assert suggest.command([card(0, 4)]) is None
+    two = suggest.command([card(0, 24), card(1, 80)])
+    assert two is not None and "--target Qwen/Qwen3-32B" in two and "--target-device 1 --draft-device 0" in two
+    one = suggest.command([card(0, 24)])
+    assert one is not None and "--target Qwen/Qwen3-8B" in one and "--target-device 0 --draft-device 0" in one
