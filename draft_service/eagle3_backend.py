@@ -11,7 +11,7 @@ from draft_service.draft_ids import DraftIds
 from draft_service.eagle3_proposer import Eagle3Proposer
 from draft_service.intake import Message
 from draft_service.job import Job
-from draft_service.model_backend import STUCK_AFTER_S, engine_config
+from draft_service.model_backend import STUCK_AFTER_S
 from draft_service.sampler import Sampler
 from outrider import models
 from outrider.engine.block_manager import BlockManager
@@ -93,7 +93,7 @@ class Eagle3Backend:
         folder = Path(config.model)
         target = config.embeddings or target_of(folder)
         model = load_head(
-            engine_config(config),
+            config.engine(),
             target=Path(models.resolve(target).path) if target else None,
             limits=HeadLimits(window=config.feature_window, seats=credit(config.max_num_seqs), slots=config.max_slots),
         )

@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import cast
 
 from draft_service.config import DraftConfig
 from draft_service.faults import Faults
@@ -15,7 +14,6 @@ from draft_service.job import Job
 from draft_service.proposer import Proposer
 from draft_service.sampler import Sampler
 from outrider.engine.block_manager import BlockManager
-from outrider.engine.config import Dtype, EngineConfig
 from outrider.engine.model import LoadedModel, load_model
 from outrider.engine.runner import Runner
 from outrider.engine.streams import Streams
@@ -49,7 +47,7 @@ class ModelBackend:
             InvalidArgument: naming the field.
         """
         self._config = config
-        self._engine_config = engine_config(config)
+        self._engine_config = config.engine()
         self._stub = _parse_stub(config.model)
         self._lease_s = lease_s
         self._runner: Runner[Message, list[Job]] = Runner(self._build, on_fatal=on_fatal)
@@ -121,24 +119,6 @@ class ModelBackend:
             send=Faults(stub.fault, stub.after, stub.late_ms).send if stub and stub.fault else send_as_is,
         )
         return model, proposer
-
-
-def engine_config(config: DraftConfig) -> EngineConfig:
-    return EngineConfig(
-        model=config.model,
-        model_id=config.model_id,
-        revision=config.revision,
-        dtype=cast(Dtype, config.dtype),
-        device=config.device,
-        max_model_len=config.max_model_len,
-        block_size=config.block_size,
-        kv_cache_tokens=config.kv_cache_tokens,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        threads=config.threads,
-        trust_remote_code=config.trust_remote_code,
-    )
 
 
 def _parse_stub(model: str) -> StubSpec | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -18,22 +17,16 @@ from outrider.rpc.link import LinkHost, LinkKind
 from outrider.rpc.options import LEASE_S, credit
 from outrider.rpc.server import Server
 from outrider.seam import ProposalBatch, ProposeBatch, Replies, Timings
+from outrider.service import service
 from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 
 
-class Backend(Protocol):
+class Backend(service.Backend, Protocol):
     """What drafts, in a thread of its own."""
 
-    @property
-    def ready(self) -> Future[None]: ...
-    @property
-    def is_stuck(self) -> bool: ...
-    def start(self) -> None: ...
     def submit(self, message: Message) -> None: ...
-    def tick(self) -> None: ...
     def info(self, instance_id: str) -> common_pb2.ServiceInfo: ...
     def tokenizer(self) -> AsyncIterator[common_pb2.GetTokenizerResponse]: ...
-    def close(self) -> None: ...
 
 
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):

@@ -6,10 +6,8 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import cast
 
 from outrider.engine.block_manager import BlockManager
-from outrider.engine.config import Dtype, EngineConfig
 from outrider.engine.model import LoadedModel, load_model
 from outrider.engine.runner import Runner
 from outrider.engine.stub import StubSpec, is_stub, parse
@@ -42,7 +40,7 @@ class Backend:
 
     def __init__(self, config: TargetConfig, on_fatal: Callable[[BaseException], None], lease_s: float) -> None:
         self._config = config
-        self._engine_config = _engine_config(config)
+        self._engine_config = config.engine()
         self._stub = _parse_stub(config.model)
         self._lease_s = lease_s
         self._runner: Runner[Message, Pieces] = Runner(self._build, on_fatal=on_fatal)
@@ -95,6 +93,9 @@ class Backend:
         """For GetTokenizer."""
         return tokenizer_files.pieces(None if self._stub else Path(self._config.model))
 
+    def tick(self) -> None:
+        """Nothing to do: the engine thread wakes by itself when a lease ends."""
+
     def close(self) -> None:
         """Ends the engine thread."""
         self._runner.close()
@@ -117,24 +118,6 @@ class Backend:
         )
         self._model = model
         return model, self._verifier
-
-
-def _engine_config(config: TargetConfig) -> EngineConfig:
-    return EngineConfig(
-        model=config.model,
-        model_id=config.model_id,
-        revision=config.revision,
-        dtype=cast(Dtype, config.dtype),
-        device=config.device,
-        max_model_len=config.max_model_len,
-        block_size=config.block_size,
-        kv_cache_tokens=config.kv_cache_tokens,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        threads=config.threads,
-        trust_remote_code=config.trust_remote_code,
-    )
 
 
 def _parse_stub(model: str) -> StubSpec | None:

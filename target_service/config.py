@@ -1,106 +1,35 @@
-"""The target service's configuration: frozen, every default written once, unknown keys refused."""
+"""The target service's configuration: the defaults that differ from the draft's, and one check of its own."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from outrider.errors import InvalidArgument
 from outrider.rpc.options import TARGET_PORT
+from outrider.service import config as common
+from outrider.service.config import ServiceConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetConfig:
-    """How the target service runs; the flags have the same names with dashes.
+class TargetConfig(ServiceConfig):
+    """How the target service runs; the flags have the same names with dashes."""
 
-    Attributes:
-        model: folder of a causal LM, or `stub:...`.
-        host: address to listen on.
-        port: 0 takes a free one.
-        device: as in `EngineConfig`.
-        dtype: as in `EngineConfig`.
-        threads: torch threads; unset leaves torch's choice.
-        model_id: name reported in GetInfo; unset means the folder's.
-        revision: revision reported in GetInfo.
-        max_model_len: positions of a stream at most; unset means the model's own limit.
-        max_num_seqs: streams in one step.
-        max_num_batched_tokens: token rows in one step.
-        kv_cache_tokens: size of the KV pool in tokens; unset means from the memory plan.
-        block_size: tokens per KV block; unset means the attention path's own.
-        gpu_memory_utilization: share of the GPU's memory to use.
-        trust_remote_code: whether the model folder may bring Python code.
-        max_slots: drafted slots per item at most.
-        drain_s: seconds that SIGTERM leaves to open streams.
-        ssl_certfile, ssl_keyfile: PEM files; both or neither.
-        ssl_ca_certs: PEM file; with it clients must present a certificate of this authority.
-    """
-
-    model: str
-    host: str = "127.0.0.1"
     port: int = TARGET_PORT
-    device: str = "cpu"
-    dtype: str = "auto"
-    threads: int | None = None
-    model_id: str | None = None
-    revision: str | None = None
-    max_model_len: int | None = None
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
-    kv_cache_tokens: int | None = None
-    block_size: int | None = None
-    gpu_memory_utilization: float = 0.9
-    trust_remote_code: bool = False
     max_slots: int = 32
     drain_s: float = 30.0
-    ssl_certfile: str | None = None
-    ssl_keyfile: str | None = None
-    ssl_ca_certs: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.model:
-            raise InvalidArgument("model", "is empty; a folder or 'stub:...'")
-        _between("port", self.port, 0, 65_535)
-        _between("max_slots", self.max_slots, 1, 255)
-        _between("max_num_seqs", self.max_num_seqs, 1, 4_096)
+        ServiceConfig.__post_init__(self)  # a class with slots is made twice, which breaks super()
         if self.max_num_batched_tokens <= self.max_slots:
             raise InvalidArgument(
                 "max_num_batched_tokens",
                 f"{self.max_num_batched_tokens} rows cannot hold max_slots + 1 = {self.max_slots + 1} of one stream",
             )
-        if not 0 <= self.drain_s < float("inf"):
-            raise InvalidArgument("drain_s", f"must be a number of seconds from 0 on, got {self.drain_s}")
-        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
-            raise InvalidArgument("ssl_keyfile", "certificate and key go together")
-        if self.ssl_ca_certs is not None and self.ssl_certfile is None:
-            raise InvalidArgument("ssl_ca_certs", "needs ssl_certfile and ssl_keyfile")
 
 
 def parse(arguments: Sequence[str]) -> TargetConfig:
-    """The configuration that a command line gives; exits with a usage message on an unknown or unreadable flag.
-
-    Raises:
-        InvalidArgument: naming the flag whose value is out of range.
-    """
-    parser = argparse.ArgumentParser(
-        prog="python -m target_service", description="Verifies drafted tokens for a coordinator.", allow_abbrev=False
+    """As `outrider.service.config.parse`."""
+    return common.parse(
+        TargetConfig, "python -m target_service", "Verifies drafted tokens for a coordinator.", arguments
     )
-    for field in fields(TargetConfig):
-        flag = "--" + field.name.replace("_", "-")
-        if field.type == "bool":
-            parser.add_argument(flag, dest=field.name, action="store_true", default=argparse.SUPPRESS)
-            continue
-        convert = next((kind for name, kind in _KINDS.items() if field.type.startswith(name)), str)
-        parser.add_argument(
-            flag, dest=field.name, type=convert, required=field.name == "model", default=argparse.SUPPRESS
-        )
-    return TargetConfig(**vars(parser.parse_args(arguments)))
-
-
-_KINDS: dict[str, Any] = {"int": int, "float": float}
-
-
-def _between(field: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise InvalidArgument(field, f"must be from {low} to {high}, got {value}")
