@@ -38,6 +38,10 @@ EXIST = {
     "outrider:gamma_count",
     "outrider:step_seconds_count{side=draft,stage=forward}",
     "outrider:step_seconds_count{side=target,stage=total}",
+    "outrider:draft_skipped_total{reason=no_features}",
+    "outrider:wire_bytes_total{kind=q,link=draft}",
+    "outrider:wire_bytes_total{kind=features,link=target}",
+    "outrider:wire_bytes_total{kind=ids,link=target}",
     "outrider:request_success_total{finished_reason=abort}",
     "outrider:request_rejected_total{status=429}",
 }
