@@ -162,9 +162,13 @@ class Run:
             self._events.progress("training", min(1.0, share), f"{trainer.tokens:,} tokens")
             return share
 
-        for report in trainer.train(self._store, held_out_lessons(self._store), progress):
+        try:
+            for report in trainer.train(self._store, held_out_lessons(self._store), progress):
+                trainer.save(path)
+                self._events.evaluated(report)
+        except KeyboardInterrupt:
             trainer.save(path)
-            self._events.evaluated(report)
+            raise
 
     def _trainer(self, teacher: Teacher) -> Trainer:
         options, plan = self._options, self._training

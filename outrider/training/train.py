@@ -43,6 +43,9 @@ class TrainingPlan:
         matrix_learning_rate: Of Muon (the matrices of the layer).
         warm_up: Share of the training over which the learning rates rise.
         step_decay: Weight of each further step's loss beside the one before.
+        distance: Weight of the hidden states' distance from the target's, falling to 0 over the first half: it teaches
+            fast, the cross-entropy alone teaches best.
+        frozen: Share of the training before the output matrix is trained too; until then it is the target's own.
         evaluate_s: Seconds between evaluations (and checkpoints).
     """
 
@@ -55,6 +58,8 @@ class TrainingPlan:
     matrix_learning_rate: float = 0.0
     warm_up: float = 0.03
     step_decay: float = 0.8
+    distance: float = 2.0
+    frozen: float = 0.4
     evaluate_s: float = 180.0
 
 
@@ -193,12 +198,13 @@ class Trainer:
             for group in optimiser.param_groups:
                 group["lr"] = group["peak"] * rate
         steps = min(self.plan.steps, 2 + int(progress / 0.4 * (self.plan.steps - 1)))
+        self.head.lm_head.weight.requires_grad_(progress >= self.plan.frozen)
         with torch.autocast(self._device.type, torch.bfloat16):
             unrolled = self._unroll(batch, steps, self.plan.thinning)
         weights = [self.plan.step_decay**i for i in range(len(unrolled))]
-        loss: Tensor = sum((w * one.loss for w, one in zip(weights, unrolled, strict=True)), torch.zeros(())) / sum(
-            weights
-        )
+        pull = self.plan.distance * max(0.0, 1 - 2 * progress)
+        terms = [w * (one.loss + pull * one.distance) for w, one in zip(weights, unrolled, strict=True)]
+        loss = torch.stack(terms).sum() / sum(weights)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)
         for optimiser in self._optimisers:
