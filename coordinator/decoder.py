@@ -209,7 +209,7 @@ class Decoder:
 
     def _settled(self, answers: list[VerdictAnswer]) -> None:
         """Rounds have ended: emit, count, and start the next ones."""
-        ready = []
+        ready: dict[int, Stream] = {}  # several tokens of one run may come in one message; one round follows them
         for answer in answers:
             state, emission, tally = answer.state, answer.emission, answer.round
             assert emission is not None
@@ -227,11 +227,11 @@ class Decoder:
             elif state.phase is Phase.OPENED:
                 if state.features.missed:
                     stream.held_until_s = time.monotonic() + HOLD_S
-                ready.append(stream)
+                ready[state.stream_id] = stream
             elif state.phase is Phase.RUNNING:
                 self._top_up(stream)
         if ready:
-            self._next_rounds(ready)
+            self._next_rounds(list(ready.values()))
 
     def _proposed(self, answers: list[ProposalAnswer]) -> None:
         """Proposals are there: have them verified as they are; where there is none, draw one token plainly."""

@@ -1,0 +1,164 @@
+"""The decoder between two links that are never connected: what it posts for what the services' messages say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from coordinator.decoder import Decoder, DecoderConfig, DecodingRequest
+from coordinator.link import Link
+from coordinator.parts import TargetFiles
+from coordinator.rows import ProposeRow, VerifyRow, split_slots
+from coordinator.state import Outstanding, Phase
+from coordinator.streams import Stream
+from outrider.errors import Status
+from outrider.sampling import SamplingParams
+from outrider.seam import ProposalBatch, Replies, Slots, VerdictBatch
+from tests.scripted_decoder import part_info
+
+INFO = part_info(max_slots=8, max_num_seqs=8, features=None)
+
+
+class Sent:
+    """A decoder whose messages are taken out of the links' outboxes by hand."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.decoder = Decoder(DecoderConfig(target=("one", "two"), draft="draft", **fields))
+        self.decoder._loop = asyncio.get_running_loop()
+        self.decoder._target.files = TargetFiles({}, INFO)
+        self.target, self.other = self.decoder._target.links
+        assert self.decoder._draft.link is not None
+        self.draft = self.decoder._draft.link
+        for link in (self.target, self.draft):
+            self.bring_up(link)
+
+    @staticmethod
+    def bring_up(link: Link[Any, Any]) -> None:
+        link.is_up, link.info, link._seats = True, INFO, 64
+
+    def open(self, *, prompt: int = 1, max_tokens: int = 100) -> Stream:
+        params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+        return self.decoder.open(DecodingRequest(prompt_ids=(1,) * prompt, params=params))
+
+    def rows(self, link: Link[Any, Any]) -> list[Any]:
+        """What leaves now."""
+        return link._collect()[0]
+
+    def to_draft(self) -> list[ProposeRow]:
+        return self.rows(self.draft)
+
+    def to_target(self) -> list[VerifyRow]:
+        return self.rows(self.target)
+
+    def caught_up(self) -> None:
+        """The draft answers everything that it was sent, without slots."""
+        rows = self.to_draft()
+        self.decoder._draft.received(self.draft, proposals([row.item for row in rows]))
+
+    def receive(self, *answers: tuple[Stream, int, Status]) -> None:
+        """The target's message: of each stream the next plain token, or an error."""
+        at: dict[int, Outstanding] = {}
+        echoes = []
+        for stream, _, _ in answers:
+            state = stream.state
+            last = at.get(state.stream_id) or state.target.outstanding
+            assert last is not None
+            echoes.append(last)
+            at[state.stream_id] = Outstanding(last.generation, last.committed + 1)
+        self.decoder._target.received(
+            self.target,
+            verdicts(
+                [stream.state.stream_id for stream, _, _ in answers],
+                echoes,
+                [token for _, token, _ in answers],
+                [status for _, _, status in answers],
+            ),
+        )
+
+
+def verdicts(
+    ids: Sequence[int], echoes: Sequence[Outstanding], bonus: Sequence[int], statuses: Sequence[Status]
+) -> VerdictBatch:
+    n = len(ids)
+    return VerdictBatch(
+        replies=Replies(
+            stream_ids=np.array(ids, np.uint64),
+            generations=np.array([echo.generation for echo in echoes], np.uint32),
+            committed_lengths=np.array([echo.committed for echo in echoes], np.uint32),
+            statuses=np.array(statuses, np.uint8),
+            cached_lengths=np.array([echo.committed for echo in echoes], np.uint32),
+        ),
+        slots_done=np.zeros(n, np.uint8),
+        cuts=np.zeros(n, np.uint8),
+        p=np.empty(0, np.float32),
+        emit=np.empty(0, np.uint32),
+        bonus=np.array(bonus, np.uint32),
+        dense_p=np.empty(0, np.float32),
+    )
+
+
+def proposals(items: Sequence[Any]) -> ProposalBatch:
+    """Answers without slots."""
+    none = np.empty(0, np.uint32)
+    return ProposalBatch(
+        replies=Replies(
+            stream_ids=np.array([item.stream_id for item in items], np.uint64),
+            generations=np.array([item.generation for item in items], np.uint32),
+            committed_lengths=np.array([item.committed for item in items], np.uint32),
+            statuses=np.zeros(len(items), np.uint8),
+            cached_lengths=np.array([item.committed for item in items], np.uint32),
+        ),
+        slots=Slots(
+            per_item=np.zeros(len(items), np.uint8),
+            draft_ids=none,
+            own_counts=none.astype(np.uint16),
+            support_sizes=none.astype(np.uint16),
+            q_ids=none,
+            q_counts=none.astype(np.uint16),
+            dense_q=none.astype(np.float32),
+        ),
+    )
+
+
+class Plan:
+    """A controller that gives out what it was told to, one gamma per stream asked for."""
+
+    def __init__(self, gammas: Sequence[int]) -> None:
+        self.gammas = list(gammas)
+        self.asked: list[int] = []
+
+    def choose(self, stream_ids: Sequence[int], limits: Sequence[int]) -> list[int]:
+        self.asked += stream_ids
+        return [self.gammas.pop(0) for _ in stream_ids]
+
+    def wants(self, stream_id: int) -> bool:
+        return True
+
+    def finished(self, stream_id: int, asked: int, accepted: int) -> None: ...
+
+    def forget(self, stream_id: int) -> None: ...
+
+
+class TestTokensOfOneMessage:
+    """A loaded event loop reads several tokens of a plain run at once."""
+
+    async def test_a_run_that_ends_is_followed_by_one_round(self) -> None:
+        """Two rounds at one place: the target decodes on while the draft is asked, and one of both is never answered."""
+        made = Sent()
+        plan = Plan([0, 1, 0])
+        made.decoder._controller = plan
+        stream = made.open()
+        made.to_target()
+        made.caught_up()
+        made.receive((stream, 5, Status.OK))
+        assert stream.state.phase is Phase.RUNNING and plan.asked == [stream.state.stream_id]
+        made.to_target()
+        stream.draining = True
+        left = stream.state.run_end - stream.state.committed
+        made.receive(*[(stream, 5, Status.OK)] * left)
+        assert plan.asked == [stream.state.stream_id] * 2
+        assert stream.state.phase is Phase.DRAFTING
+        assert (len(made.to_draft()), made.to_target()) == (1, [])
