@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.errors import InvalidArgument
-from outrider.features import ELEMENT_BYTES, NO_FEATURES, NOT_WANTED, FeatureRequest, Features
+from outrider.features import ELEMENT_BYTES, NO_FEATURES, FeatureRequest, Features
 from outrider.rpc.columns import U8, U32, U64, read, write
 from outrider.seam import U32 as U32Column
 from outrider.v1 import common_pb2, target_pb2
