@@ -194,7 +194,7 @@ class TargetSide:
             return
         self.last_verdict_s, self._patience = now_s, 1.0
         self._learn(self._streams[answers[0].state.stream_id], batch, now_s)
-        settled = []
+        settled, refused = [], []
         for answer in answers:
             stream = self._streams[answer.state.stream_id]
             if answer.state.target.outstanding is None:
@@ -203,9 +203,12 @@ class TargetSide:
                 stream.posted_s, stream.refusals = now_s, 0
                 settled.append(answer)
             else:
-                self._refused(stream, answer)
+                refused.append((stream, answer))
+        # A refusal may end its stream, whose earlier tokens are to be read before.
         if settled:
             self._settled(settled)
+        for stream, answer in refused:
+            self._refused(stream, answer)
 
     def _learn(self, stream: Stream, batch: VerdictBatch, now_s: float) -> None:
         timings = batch.timings

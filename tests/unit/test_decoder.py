@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
 from coordinator.decoder import Decoder, DecoderConfig, DecodingRequest
 from coordinator.link import Link
 from coordinator.parts import TargetFiles
-from coordinator.rows import ProposeRow, VerifyRow, split_slots
+from coordinator.rows import ProposeRow, VerifyRow
 from coordinator.state import Outstanding, Phase
 from coordinator.streams import Stream
-from outrider.errors import Status
+from outrider.errors import OutriderError, Status
 from outrider.sampling import SamplingParams
 from outrider.seam import ProposalBatch, Replies, Slots, VerdictBatch
 from tests.scripted_decoder import part_info
@@ -146,7 +147,7 @@ class TestTokensOfOneMessage:
     """A loaded event loop reads several tokens of a plain run at once."""
 
     async def test_a_run_that_ends_is_followed_by_one_round(self) -> None:
-        """Two rounds at one place: the target decodes on while the draft is asked, and one of both is never answered."""
+        """Two rounds at one place: the target decodes on while the draft is asked, and one of them goes unanswered."""
         made = Sent()
         plan = Plan([0, 1, 0])
         made.decoder._controller = plan
@@ -162,3 +163,14 @@ class TestTokensOfOneMessage:
         assert plan.asked == [stream.state.stream_id] * 2
         assert stream.state.phase is Phase.DRAFTING
         assert (len(made.to_draft()), made.to_target()) == (1, [])
+
+    async def test_tokens_before_an_error_reach_their_readers(self) -> None:
+        """What is committed and not handed on is lost for good: of the failing stream and of all others beside it."""
+        made = Sent(num_speculative_tokens=0)
+        failing, other = made.open(), made.open()
+        made.to_target()
+        made.receive((failing, 5, Status.OK), (failing, 0, Status.INTERNAL), (other, 6, Status.OK))
+        assert [(await anext(stream)).tokens for stream in (failing, other)] == [(5,), (6,)]
+        with pytest.raises(OutriderError, match="INTERNAL"):
+            await anext(failing)
+        assert other.state.phase is Phase.RUNNING
