@@ -26,8 +26,8 @@ class DraftConfig(ServiceConfig):
     Attributes:
         draft_top_k: ids in a shipped q at most.
         draft_sample_method: `probabilistic` draws from q; `greedy` takes the argmax and ships a one-hot q.
-        embeddings: folder or name of the target whose embeddings an EAGLE-3 head uses; unset means the target that the
-            head's files name, or the embeddings that they hold.
+        embeddings: folder or name of the target whose embeddings an EAGLE-3 head uses; unset means the head's own, or
+            those of the target that its files name.
         feature_window: positions with features of the target that an EAGLE-3 head looks back; unset means the head's
             own, or 64.
         prompt_lookup_min: shortest n-gram that is looked up.

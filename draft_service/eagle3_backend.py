@@ -15,10 +15,11 @@ from draft_service.model_backend import STUCK_AFTER_S
 from draft_service.sampler import Sampler
 from outrider import models
 from outrider.engine.block_manager import BlockManager
-from outrider.engine.eagle3_loader import HeadLimits, load_head, target_of
+from outrider.engine.eagle3_loader import HeadLimits, brings_embeddings, load_head, target_of
 from outrider.engine.eagle3_model import Eagle3Model
 from outrider.engine.runner import Runner
 from outrider.engine.streams import Streams
+from outrider.errors import ModelUnavailable
 from outrider.rpc import tokenizer_files
 from outrider.rpc.feature_codec import request_to_pb
 from outrider.rpc.info import ServiceInfo, Serving, model_info
@@ -90,11 +91,9 @@ class Eagle3Backend:
     def _build(self) -> tuple[Eagle3Model, Eagle3Proposer]:
         """Runs in the engine thread."""
         config = self._config
-        folder = Path(config.model)
-        target = config.embeddings or target_of(folder)
         model = load_head(
             config.engine(),
-            target=Path(models.resolve(target).path) if target else None,
+            target=_target(Path(config.model), config.embeddings),
             limits=HeadLimits(window=config.feature_window, seats=credit(config.max_num_seqs), slots=config.max_slots),
         )
         self._seats = BlockManager(credit(config.max_num_seqs), model.info.block_size)
@@ -114,3 +113,22 @@ class Eagle3Backend:
             max_num_batched_tokens=config.max_num_batched_tokens,
         )
         return model, proposer
+
+
+def _target(head: Path, asked: str | None) -> Path | None:
+    """Folder of the target whose embeddings a head uses; None if it uses its own, or names no target.
+
+    Raises:
+        ModelUnavailable: the target cannot be had.
+    """
+    name = asked or (None if brings_embeddings(head) else target_of(head))
+    if name is None:
+        return None
+    try:
+        return Path(models.resolve(name).path)
+    except ModelUnavailable as error:
+        if asked:
+            raise
+        raise ModelUnavailable(
+            f"{head} was trained for {name}, whose embeddings it needs: {error}; or name a folder with --embeddings"
+        ) from error

@@ -58,6 +58,15 @@ def target_of(folder: Path) -> str | None:
     return raw.get("target_model") or verifier.get("name_or_path") or None
 
 
+def brings_embeddings(folder: Path) -> bool:
+    """Whether a head's files hold the target's embeddings too."""
+    try:
+        load_embeddings(folder)
+    except ModelUnavailable:
+        return False
+    return True
+
+
 def load_head(config: EngineConfig, *, target: Path | None, limits: HeadLimits) -> Eagle3Model:
     """Loads a head; must run in the thread that will call `forward`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from outrider.engine.config import EngineConfig
 from outrider.engine.eagle3_checkpoint import load
-from outrider.engine.eagle3_loader import HeadLimits, load_head
+from outrider.engine.eagle3_loader import HeadLimits, brings_embeddings, load_head
 from outrider.engine.eagle3_model import Eagle3Model
+from outrider.engine.embeddings import load_embeddings
 from outrider.errors import ModelUnavailable
 from outrider.features import FeatureBlock, Features
 from outrider.sampling import Form, Rule, SamplingParams
@@ -275,6 +278,16 @@ def test_sparse_slots_speak_the_targets_ids(
             start += size
     if edits.get("temperature") == 0.0:
         assert one.x == reference.q(one.tokens, one.x, one.origin).argmax(1).tolist()
+
+
+def test_a_head_that_brings_its_embeddings_needs_no_target(tmp_path: Path, folders: tuple[Path, Path]) -> None:
+    """Guards a draft's machine against fetching a whole target for one tensor that is there already."""
+    target, head = folders
+    tensors = load_file(head / "model.safetensors")
+    save_file({**tensors, "embed_tokens.weight": load_embeddings(target)}, tmp_path / "model.safetensors")
+    shutil.copy(head / "config.json", tmp_path)
+    assert brings_embeddings(tmp_path) and not brings_embeddings(head)
+    load_head(EngineConfig(model=str(tmp_path), dtype="float32"), target=None, limits=HeadLimits(None, 1, 1))
 
 
 def test_a_head_without_its_target_says_what_to_do(tmp_path: Path, folders: tuple[Path, Path]) -> None:
