@@ -333,6 +333,6 @@ class Decoder:
             self._target.run(stream, self._credit(reason))
 
     def _on_watch(self) -> None:
-        self._target.watch(time.monotonic())
         if self._loop is not None:
             self._watch = self._loop.call_later(_WATCH_S, self._on_watch)
+        self._target.watch(time.monotonic())

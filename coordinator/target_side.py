@@ -19,6 +19,7 @@ from coordinator.link import Link
 from coordinator.links import TARGET
 from coordinator.parts import PartInfo, TargetFiles
 from coordinator.rows import VerifyRow
+from coordinator.silence import Silence
 from coordinator.state import Phase, Proposal
 from coordinator.streams import Registry, Stream
 from outrider.errors import InvalidArgument, Mismatch, OutriderError, Status
@@ -29,11 +30,8 @@ logger = logging.getLogger(__name__)
 
 TargetLink = Link[VerifyRow, VerdictBatch]
 
-SILENCE_FACTOR = 3.0
-SILENCE_S = 1.0
-"""A target is taken for dead after this many usual steps and this time without an answer (prefill apart)."""
-PREFILL_TOKENS = 64
-"""A target that lacks more than this of a stream is prefilling it, which takes as long as it takes."""
+GIVE_UP_FACTOR = 10.0
+"""An item alone is posted again after so many times what its target may be silent for."""
 BUSY_RETRY_S = (0.05, 1.0)
 """Pause before an item that the target had no room for is posted again, first and at most."""
 MAX_REFUSALS = 8
@@ -80,7 +78,7 @@ class TargetSide:
         self._settled = settled
         self._failed = failed
         self._arrived = arrived
-        self._patience = 1.0
+        self._silence = {link: Silence(costs.target) for link in self.links}
 
     @property
     def info(self) -> PartInfo | None:
@@ -192,7 +190,8 @@ class TargetSide:
         answers = decoding.receive_verdicts(self._streams.states, batch, info.max_model_len if info else 0)
         if not answers:
             return
-        self.last_verdict_s, self._patience = now_s, 1.0
+        self.last_verdict_s = now_s
+        self._silence[link].heard(now_s)
         self._learn(self._streams[answers[0].state.stream_id], batch, now_s)
         settled, refused = [], []
         for answer in answers:
@@ -254,25 +253,18 @@ class TargetSide:
         for link in self.links:
             if not link.is_up:
                 continue
-            owed = [
-                stream
-                for stream in self._streams
-                if stream.link is link
-                and stream.state.target.outstanding is not None
-                and stream.state.committed - stream.state.target.held <= PREFILL_TOKENS
-            ]
-            if not owed or not self._costs.target:
+            silence = self._silence[link]
+            owed = [s for s in self._streams if s.link is link and s.state.target.outstanding is not None]
+            limit_s = silence.limit_s([stream.state for stream in owed])
+            if limit_s is None:
                 continue
-            rows = sum(1 + (s.state.proposal.slots if s.state.proposal else 0) for s in owed)
-            limit_s = self._patience * (SILENCE_FACTOR * self._costs.target.bound(rows) + SILENCE_S)
-            heard_s = max(self.last_verdict_s or 0.0, link.changed_s)
-            if now_s - max(heard_s, min(stream.posted_s for stream in owed)) > limit_s:
-                # Should the target merely have become slow, it gets more time after the reconnect.
-                self._patience *= 2
+            oldest_s = min(stream.posted_s for stream in owed)
+            if now_s - max(silence.heard_s, link.changed_s, oldest_s) > limit_s:
+                silence.broken()
                 link.restart(f"no answer for {limit_s:.1f} s; connecting anew")
-            elif now_s - min(stream.posted_s for stream in owed) > 10 * limit_s:
+            elif now_s - oldest_s > GIVE_UP_FACTOR * limit_s:
                 for stream in owed:
-                    if now_s - stream.posted_s > 10 * limit_s:
+                    if now_s - stream.posted_s > GIVE_UP_FACTOR * limit_s:
                         stream.state.target.give_up()
                         self._post_again(stream)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from outrider.sampling import SamplingParams
 from outrider.seam import ProposalBatch, Replies, Slots, VerdictBatch
 from tests.scripted_decoder import part_info
 
-INFO = part_info(max_slots=8, max_num_seqs=8, features=None)
+INFO = part_info(max_slots=8, max_num_seqs=8, max_model_len=4_096, features=None)
 
 
 class Sent:
@@ -59,7 +60,11 @@ class Sent:
         rows = self.to_draft()
         self.decoder._draft.received(self.draft, proposals([row.item for row in rows]))
 
-    def receive(self, *answers: tuple[Stream, int, Status]) -> None:
+    def watch_after(self, seconds: float) -> None:
+        """Looks after the targets as if so much time had passed without a message."""
+        self.decoder._target.watch(time.monotonic() + seconds)
+
+    def receive(self, *answers: tuple[Stream, int, Status], link: Link[Any, Any] | None = None) -> None:
         """The target's message: of each stream the next plain token, or an error."""
         at: dict[int, Outstanding] = {}
         echoes = []
@@ -70,7 +75,7 @@ class Sent:
             echoes.append(last)
             at[state.stream_id] = Outstanding(last.generation, last.committed + 1)
         self.decoder._target.received(
-            self.target,
+            link or self.target,
             verdicts(
                 [stream.state.stream_id for stream, _, _ in answers],
                 echoes,
@@ -174,3 +179,53 @@ class TestTokensOfOneMessage:
         with pytest.raises(OutriderError, match="INTERNAL"):
             await anext(failing)
         assert other.state.phase is Phase.RUNNING
+
+
+class TestSilence:
+    """A target that owes an answer for too long is taken for dead; one that reads a prompt is not."""
+
+    @pytest.fixture
+    def restarts(self, monkeypatch: pytest.MonkeyPatch) -> list[Link[Any, Any]]:
+        """Links that were connected anew, in order."""
+        restarted: list[Link[Any, Any]] = []
+        monkeypatch.setattr(Link, "restart", lambda link, reason: restarted.append(link))
+        return restarted
+
+    @pytest.fixture
+    async def made(self, restarts: list[Link[Any, Any]]) -> Sent:
+        made = Sent(num_speculative_tokens=0)
+        made.decoder._target._costs.target.observe(1, 0.02)
+        return made
+
+    async def test_an_overdue_step_is_noticed(self, made: Sent, restarts: list[Link[Any, Any]]) -> None:
+        made.open()
+        made.watch_after(0.9)
+        assert restarts == []
+        made.watch_after(2.0)
+        assert restarts == [made.target]
+
+    @pytest.mark.parametrize(("prompts", "tokens"), [(1, 1_500), (40, 40)])
+    async def test_prompts_take_as_long_as_they_take(
+        self, made: Sent, restarts: list[Link[Any, Any]], prompts: int, tokens: int
+    ) -> None:
+        """1,500 tokens take a CPU ten seconds; a reconnect in the middle costs everybody else their step."""
+        running = made.open()
+        made.receive((running, 5, Status.OK))
+        reading = [made.open(prompt=tokens) for _ in range(prompts)]
+        made.watch_after(30.0)
+        assert restarts == []
+        made.receive(*((stream, 5, Status.OK) for stream in reading))
+        made.watch_after(30.0)
+        assert restarts == [made.target]
+
+    async def test_a_replica_that_answers_does_not_hide_one_that_hangs(
+        self, made: Sent, restarts: list[Link[Any, Any]]
+    ) -> None:
+        """Its streams would wait for their deadline, though the other one could take them over."""
+        made.bring_up(made.other)
+        stuck, running = made.open(), made.open()
+        assert (stuck.link, running.link) == (made.target, made.other)
+        stuck.posted_s, made.target.changed_s = stuck.posted_s - 5.0, 0.0
+        made.receive((running, 5, Status.OK), link=made.other)
+        made.watch_after(0.0)
+        assert restarts == [made.target]
