@@ -25,6 +25,7 @@ from outrider.local import devices, suggest
 from outrider.local.stack import HTTP_PORT, StackOptions, make_plan, running, running_state
 from outrider.local.state import state_file, stop
 from outrider.rpc.options import COORDINATOR_PORT, DRAFT_PORT, TARGET_PORT
+from outrider.training.command import train_draft
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,6 +35,7 @@ app = typer.Typer(
 )
 models_app = typer.Typer(no_args_is_help=True, help="Models that services can load.")
 app.add_typer(models_app, name="models")
+app.command("train-draft")(train_draft)
 
 _GRACE_S = 10.0
 _DOWN_TIMEOUT_S = 30.0

@@ -181,6 +181,8 @@ def _specs(
         if model.folder is not None or seat.role == "target":
             arguments += ["--device", seat.device, "--dtype", options.dtype]
             arguments += ["--model-id", model.model_id, "--revision", model.revision] if model.folder else []
+        if seat.role == "draft" and model.folder is not None and resolved[0].folder is not None:
+            arguments += ["--embeddings", resolved[0].path]  # of use to heads that share the target's
         if options.max_model_len is not None:
             arguments += ["--max-model-len", str(options.max_model_len)]
         if seat.cpus is not None:
