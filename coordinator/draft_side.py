@@ -30,9 +30,12 @@ logger = logging.getLogger(__name__)
 
 CATCH_UP_TOKENS = 32
 """A draft that lacks more than this is brought up to date beside plain decoding, before it is asked."""
-OVERDUE_FLOOR_S = 0.005
 OVERDUE_FACTOR = 3.0
-"""A proposal is overdue after its own deadline and then this many times what such a proposal takes, or the floor."""
+OVERDUE_FLOOR_S = 0.005
+OVERDUE_STEP_SHARE = 0.5
+"""The draft is given so many times what such a proposal takes, and no less than the floor and this share of a target
+step; a proposal is overdue after as much time again. So a busy machine loses no proposal that is still cheap beside
+the plain step it would be given up for, and a hung draft costs about a step."""
 UNMEASURED_S = 2.0
 """How long a proposal may take while nothing has been measured."""
 CATCH_UP_LIMIT_S = 2.0
@@ -126,11 +129,15 @@ class DraftSide:
 
     def ask(self, streams: Sequence[Stream], gammas: Sequence[int]) -> None:
         """Asks for proposals; those of one call leave in one message and share one timer."""
+        step_s = float(self._costs.target.predict(len(self._streams)))
+        floor_s = max(OVERDUE_FLOOR_S, OVERDUE_STEP_SHARE * step_s)
         limit_s = 0.0
         for stream, gamma in zip(streams, gammas, strict=True):
-            usual_s = OVERDUE_FACTOR * self._costs.draft.bound(gamma)
-            deadline_ms = min(max(5, math.ceil(1_000 * usual_s)), _MAX_DEADLINE_MS) if usual_s else 0
-            patience_s = deadline_ms / 1_000 + max(OVERDUE_FLOOR_S, usual_s) if usual_s else UNMEASURED_S
+            deadline_ms, patience_s = 0, UNMEASURED_S
+            if usual_s := OVERDUE_FACTOR * self._costs.draft.bound(gamma):
+                enough_s = max(usual_s, floor_s)
+                deadline_ms = min(math.ceil(1_000 * enough_s), _MAX_DEADLINE_MS)
+                patience_s = deadline_ms / 1_000 + enough_s
             limit_s = max(limit_s, patience_s)
             row = decoding.propose(
                 stream.state, gamma, draft_deadline_ms=deadline_ms, stream_deadline_ms=stream.left_ms

@@ -229,3 +229,35 @@ class TestSilence:
         made.receive((running, 5, Status.OK), link=made.other)
         made.watch_after(0.0)
         assert restarts == [made.target]
+
+
+class TestPatience:
+    """How long a proposal may take before its stream is decoded plainly."""
+
+    async def drafting(self, monkeypatch: pytest.MonkeyPatch, *, draft_s: float, step_s: float) -> tuple[int, float]:
+        """The deadline that the draft is sent, in ms, and the coordinator's own in seconds."""
+        made = Sent(num_speculative_tokens=4)
+        costs = made.decoder._target._costs
+        for _ in range(200):  # so that no spread is left
+            costs.draft.observe(4, draft_s)
+            costs.target.observe(1, step_s)
+        stream = made.open()
+        made.to_target()
+        made.caught_up()
+        timers: list[float] = []
+        monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda delay, *_: timers.append(delay))
+        made.receive((stream, 5, Status.OK))
+        (row,), (timer,) = made.to_draft(), timers
+        assert row.slots == 4
+        return row.deadline_ms, timer
+
+    async def test_a_proposal_is_waited_for_while_it_is_cheap_beside_a_step(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """On a busy CPU a thread is late by ten milliseconds; giving up for that costs half a second of drafting."""
+        deadline_ms, limit_s = await self.drafting(monkeypatch, draft_s=0.001, step_s=0.1)
+        assert (deadline_ms, limit_s) == (50, pytest.approx(0.1))
+
+    async def test_a_slow_draft_has_a_multiple_of_its_own_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        deadline_ms, limit_s = await self.drafting(monkeypatch, draft_s=0.02, step_s=0.01)
+        assert (deadline_ms, limit_s) == (pytest.approx(60, abs=2), pytest.approx(0.12, abs=0.004))
