@@ -24,6 +24,9 @@ from outrider.fetch.cache import existing_parent, free_bytes, require_room
 from outrider.fetch.folder import has_tokenizer, missing_files, read_json
 from outrider.fetch.reporter import Plan, Progress, Reporter
 
+# The library would tell the hub what runs it, and ask for a list to know that by; Outrider sends no telemetry.
+constants.HF_HUB_DISABLE_TELEMETRY = True
+
 # Weights as safetensors, the configuration and the tokenizer, all at the top of the repository: no pickles, no other
 # framework's weights, no second copy of the same ones.
 WANTED = (

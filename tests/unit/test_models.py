@@ -103,6 +103,12 @@ def test_a_hub_model_is_described_without_its_weights(fake_hub: FakeHub) -> None
     assert not any("safetensors" in request for request in fake_hub.served)
 
 
+def test_the_hub_is_asked_for_nothing_but_the_model(fake_hub: FakeHub) -> None:
+    """Guards "no telemetry": the hub's library also fetches a list by which to tell what runs it."""
+    models.describe("tiny/model")
+    assert fake_hub.served and all("tiny/model" in request for request in fake_hub.served)
+
+
 def test_an_unknown_id_says_where_it_was_looked_for(fake_hub: FakeHub) -> None:
     """Guards against a traceback for a typing error."""
     line = refusal("tiny/modle")
