@@ -11,12 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.state import StreamState
-from outrider.errors import Status
+from outrider.errors import InvalidArgument, Status
 from outrider.noise import Role, uniforms
 from outrider.rule import accepted_counts, dense_round, matched_counts
 from outrider.seam import VerdictBatch
 
 F64 = NDArray[np.float64]
+
+_MASS_TOLERANCE = 1e-3
+"""How far a row of float32 may sum from 1."""
 
 
 def accept(
@@ -31,6 +34,9 @@ def accept(
     Returns:
         index -> (k, token): x_1 .. x_k are accepted, and the token behind them is the recovered one of the first
         rejected slot, or the bonus.
+
+    Raises:
+        InvalidArgument: dense rows are not those of the streams that want them.
     """
     if not rounds:
         return {}
@@ -81,14 +87,22 @@ def accept_uniforms(states: Sequence[StreamState], m: NDArray[np.int64], slots: 
 def _accept_dense(
     rounds: Mapping[int, StreamState], states: Sequence[StreamState | None], batch: VerdictBatch
 ) -> dict[int, tuple[int, int]]:
-    """The textbook form: whole rows of p and q. Item by item; it is the oracle, not the fast path."""
+    """The textbook form: whole rows of p and q. Item by item; it is the oracle, not the fast path.
+
+    Raises:
+        InvalidArgument: the rows are not those of the streams that want them.
+    """
     dense = [
         state is not None and state.request.draws_dense and status == Status.OK
         for state, status in zip(states, batch.replies.statuses.tolist(), strict=True)
     ]
     rows = np.where(dense, batch.slots_done.astype(np.int64) + 1, 0)
     starts = np.cumsum(rows) - rows
-    p_rows = batch.dense_p.reshape(int(rows.sum()), -1)
+    width, rest = divmod(len(batch.dense_p), max(int(rows.sum()), 1))
+    p_rows = batch.dense_p.reshape(-1, width) if not rest else batch.dense_p[:0]
+    # Rows that are taken for other streams' come out too long, and sum to more than 1.
+    if rest or not (np.abs(p_rows.sum(axis=1, dtype=np.float64) - 1) < _MASS_TOLERANCE).all():
+        raise InvalidArgument("dense_p", f"{len(batch.dense_p)} values are not {rows.sum()} distributions")
     outcomes: dict[int, tuple[int, int]] = {}
     for index, state in rounds.items():
         proposal, m = state.proposal, int(batch.slots_done[index])

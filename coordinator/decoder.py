@@ -28,7 +28,6 @@ from coordinator.state import Phase, new_stream
 from coordinator.streams import Registry, Stream
 from coordinator.target_side import TargetSide
 from outrider.errors import DeadlineExceeded, InvalidArgument, OutriderError, Unavailable
-from outrider.rpc.options import LEASE_S
 from outrider.seam import Cut
 
 __all__ = ["Decoder", "DecoderConfig", "DecodingRequest", "Emission", "Stream", "StreamStats"]
@@ -198,8 +197,6 @@ class Decoder:
         self._controller.forget(stream.state.stream_id)
         stream.state.phase = Phase.CLOSED
         stream.state.target.outstanding = stream.state.draft.outstanding = None
-        if self._loop is not None:
-            self._loop.call_later(LEASE_S, self._streams.forget, stream)
 
     def _fail(self, stream: Stream, error: OutriderError) -> None:
         stream.end(error)

@@ -15,6 +15,8 @@ from outrider.errors import OutriderError
 from outrider.seam import VerdictBatch
 
 _MAX_U32 = 2**32 - 1
+_REMEMBERED = 1_024
+"""Ended streams in the dense form whose states are kept, the latest ones; far more than are ever in flight."""
 
 
 class Stream:
@@ -120,12 +122,13 @@ class Registry:
     """All open streams.
 
     Attributes:
-        states: their states by id, for the decoding loop.
+        states: their states by id, for the decoding loop, and those of streams whose rows may still come.
     """
 
     def __init__(self) -> None:
         self.states: dict[int, StreamState] = {}
         self._streams: dict[int, Stream] = {}
+        self._remembered: deque[int] = deque()
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -143,13 +146,14 @@ class Registry:
 
     def remove(self, stream: Stream) -> bool:
         """Lets go of a stream; False if it was gone already."""
-        if self._streams.pop(stream.state.stream_id, None) is None:
+        stream_id = stream.state.stream_id
+        if self._streams.pop(stream_id, None) is None:
             return False
-        # Answers to a stream in the dense form still have rows in the messages to come, which only its state can tell.
-        if not stream.state.request.draws_dense:
-            del self.states[stream.state.stream_id]
+        if stream.state.request.draws_dense:
+            # Messages to come may hold rows of it, at the latest when a long step ends; only its state can tell.
+            self._remembered.append(stream_id)
+            if len(self._remembered) <= _REMEMBERED:
+                return True
+            stream_id = self._remembered.popleft()
+        del self.states[stream_id]
         return True
-
-    def forget(self, stream: Stream) -> None:
-        """No message to come holds anything of this stream."""
-        self.states.pop(stream.state.stream_id, None)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,16 @@ import pytest
 from coordinator.decoder import Decoder, DecoderConfig, DecodingRequest
 from coordinator.link import Link
 from coordinator.parts import TargetFiles
-from coordinator.rows import ProposeRow, VerifyRow
+from coordinator.rows import ProposeRow, VerifyRow, propose_batch, verify_batch
 from coordinator.state import Outstanding, Phase
 from coordinator.streams import Stream
 from outrider.errors import OutriderError, Status
-from outrider.sampling import SamplingParams
+from outrider.sampling import Form, SamplingParams
 from outrider.seam import ProposalBatch, Replies, Slots, VerdictBatch
 from tests.scripted_decoder import part_info
+from tests.unit.pure_services import TableDraft, TableTarget
 
+TABLE = np.array([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.3, 0.4, 0.3]])
 INFO = part_info(max_slots=8, max_num_seqs=8, max_model_len=4_096, features=None)
 
 
@@ -59,6 +62,13 @@ class Sent:
         """The draft answers everything that it was sent, without slots."""
         rows = self.to_draft()
         self.decoder._draft.received(self.draft, proposals([row.item for row in rows]))
+
+    def answer(self, draft: TableDraft, target: TableTarget | None) -> None:
+        """What the draft was sent is answered, and what the target was sent."""
+        if rows := self.to_draft():
+            self.decoder._draft.received(self.draft, draft.propose(propose_batch(rows, [])))
+        if target is not None:
+            self.decoder._target.received(self.target, target.verify(verify_batch(self.to_target(), [])))
 
     def watch_after(self, seconds: float) -> None:
         """Looks after the targets as if so much time had passed without a message."""
@@ -261,3 +271,39 @@ class TestPatience:
     async def test_a_slow_draft_has_a_multiple_of_its_own_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         deadline_ms, limit_s = await self.drafting(monkeypatch, draft_s=0.02, step_s=0.01)
         assert (deadline_ms, limit_s) == (pytest.approx(60, abs=2), pytest.approx(0.12, abs=0.004))
+
+
+class TestDenseForm:
+    """Whole rows travel unlabelled: whose they are follows from which streams of a message want them."""
+
+    async def test_answers_to_closed_streams_still_count_however_late_they_come(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A step that reads prompts outlasts any timer; taken for sparse, a closed stream's rows pass for another's."""
+        numbers = iter([2, 1, 4, 3] * 2)  # seeds and stream ids
+        monkeypatch.setattr("coordinator.decoder.secrets.randbits", lambda _: next(numbers))
+        assert await self.second_stream(monkeypatch) == await self.second_stream(monkeypatch, close_first=True)
+
+    async def second_stream(self, monkeypatch: pytest.MonkeyPatch, *, close_first: bool = False) -> tuple[int, ...]:
+        """Tokens of the second of two streams whose rounds are answered by one message."""
+        made = Sent(num_speculative_tokens=2)
+        due: list[Callable[[], object]] = []
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "call_later", lambda delay, call, *args: due.append(partial(call, *args)))
+        draft, target = TableDraft(TABLE), TableTarget(TABLE)
+        params = SamplingParams(max_tokens=100)
+        first, second = (
+            made.decoder.open(DecodingRequest(prompt_ids=(1,), params=params, form=Form.DENSE)) for _ in range(2)
+        )
+        made.answer(draft, target)  # the first round is plain
+        made.answer(draft, None)
+        batch = target.verify(verify_batch(made.to_target(), []))
+        assert batch.slots_done.tolist() == [2, 2]
+        if close_first:
+            del due[:]
+            await first.aclose()
+            for timer in due:
+                timer()
+        await anext(second)
+        made.decoder._target.received(made.target, batch)
+        return (await anext(second)).tokens
