@@ -22,9 +22,6 @@ from target_service.verifier import Limits, Pieces, Verifier
 
 logger = logging.getLogger(__name__)
 
-_STUCK_AFTER_S = 60.0
-"""A single step that takes longer than this counts as hung."""
-
 
 class Backend:
     """Verifies with a model, or a stub of one, in the engine thread.
@@ -57,8 +54,7 @@ class Backend:
     @property
     def is_stuck(self) -> bool:
         """Whether a step hangs."""
-        running_s = self._runner.stats().step_running_s
-        return running_s is not None and running_s > _STUCK_AFTER_S
+        return self._runner.is_stuck
 
     def start(self) -> None:
         """Begins to load."""

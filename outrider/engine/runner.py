@@ -34,6 +34,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+STUCK_AFTER_S = 60.0
+STUCK_TOKEN_S = 0.1
+"""A step hangs if it takes longer than this and this per token, which no machine worth serving from needs."""
+
 
 class RunnerStats(NamedTuple):
     """Counters since the start, and ages in seconds now.
@@ -94,6 +98,7 @@ class Runner(Generic[M, P]):
         self._steps = self._failures = self._streams = self._tokens = 0
         self._forward_ms = 0.0
         self._step_started: float | None = None
+        self._step_tokens = 0
         self._step_ended: float | None = None
         self._give_up: float | None = None
 
@@ -142,6 +147,12 @@ class Runner(Generic[M, P]):
             last_step_age_s=None if ended is None else now - ended,
             step_running_s=None if started is None else now - started,
         )
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the step in progress hangs; thread-safe."""
+        started = self._step_started
+        return started is not None and time.monotonic() - started > STUCK_AFTER_S + STUCK_TOKEN_S * self._step_tokens
 
     def _put(self, entry: M | _Call) -> None:
         with self._gate:
@@ -212,6 +223,7 @@ class Runner(Generic[M, P]):
                 log.exception("a message was lost")
 
     def _step(self, model: Model, worker: Worker[M, P], step: Step[P]) -> None:
+        tokens = self._step_tokens = sum(len(span.tokens) for span in step.spans)
         started = self._step_started = time.monotonic()
         try:
             logits = model.forward(step.spans)
@@ -219,7 +231,6 @@ class Runner(Generic[M, P]):
                 # The cost tables are fitted to this time, so it must be the device's, not that of queueing kernels.
                 torch.cuda.current_stream(logits.device).synchronize()
             forward_ms = (time.monotonic() - started) * 1000
-            tokens = sum(len(span.tokens) for span in step.spans)
             worker.finish(step, logits, StepTiming(started, forward_ms, len(step.spans), tokens))
         except Exception as error:
             self._failures += 1

@@ -103,6 +103,7 @@ class LinkHost(Generic[B, R]):
         self._links: dict[bytes, Link[R]] = {}
         self._ended: dict[bytes, tuple[int, float]] = {}
         self._draining = asyncio.Event()
+        self._refusal = ""
 
     async def serve(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> None:
         """The whole life of one link; the body of the streaming RPC.
@@ -133,8 +134,19 @@ class LinkHost(Generic[B, R]):
     def draining(self) -> bool:
         return self._draining.is_set()
 
+    def refuse(self, reason: str) -> None:
+        """End all links and let none begin, until `resume`: whoever has another replica goes there."""
+        self._refusal = reason
+        for link in self._links.values():
+            link.ending.set()
+
+    def resume(self) -> None:
+        """Links are welcome again."""
+        self._refusal = ""
+
     async def drain(self, grace_s: float) -> None:
         """Refuse new links, let the present ones finish their streams for up to `grace_s`, then end them."""
+        self._refusal = "draining"
         self._draining.set()
         for _ in range(math.ceil(grace_s / _DRAIN_POLL_S)):
             if all(link.idle for link in self._links.values()):
@@ -144,8 +156,8 @@ class LinkHost(Generic[B, R]):
             link.ending.set()
 
     async def _greet(self, requests: AsyncIterator[Any]) -> tuple[Hello, int]:
-        if self._draining.is_set():
-            raise Unavailable("draining")
+        if self._refusal:
+            raise Unavailable(self._refusal)
         async for message in requests:
             if not message.HasField("hello"):
                 raise InvalidArgument("hello", "must be set in the first message of a link")
@@ -172,8 +184,8 @@ class LinkHost(Generic[B, R]):
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-            if self._draining.is_set():
-                raise Unavailable("draining")
+            if self._refusal:
+                raise Unavailable(self._refusal)
             if link.ending.is_set():
                 raise Preempted("a newer link of the same coordinator took over")
         finally:

@@ -127,7 +127,7 @@ class Service:
         self._loop.call_soon_threadsafe(self._fail, error)
 
     async def _keep_watch(self) -> None:
-        """Health follows the engine: a step that hangs makes the service NOT_SERVING until it ends."""
+        """Health follows the engine: while a step hangs the service is NOT_SERVING and takes no links."""
         while True:
             await asyncio.sleep(_WATCH_INTERVAL_S)
             self._backend.tick()
@@ -135,6 +135,10 @@ class Service:
             if stuck == self._server.serving and not self._servicer.links.draining:
                 logger.warning("the engine %s", "hangs" if stuck else "is back")
                 await self._server.set_serving(value=not stuck)
+                if stuck:
+                    self._servicer.links.refuse("the engine hangs")
+                else:
+                    self._servicer.links.resume()
 
     def _fail(self, error: BaseException) -> None:
         if not self._failed.done():

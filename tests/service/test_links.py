@@ -309,6 +309,27 @@ class TestHang:
             assert [one.tokens for one in await running] == [TOKENS[:300]] * 2
         await service.stop()
 
+    async def test_hung_engine_hands_its_streams_on_even_while_it_reads_a_prompt(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """No time limit of the coordinator's fits a prompt; only the service can tell a long step from a hung one."""
+        monkeypatch.setattr("outrider.engine.runner.STUCK_AFTER_S", 0.2)
+        monkeypatch.setattr("outrider.engine.runner.STUCK_TOKEN_S", 0.0)
+        monkeypatch.setattr("outrider.service.service._WATCH_INTERVAL_S", 0.05)
+        service = TargetService(TargetConfig(model=f"stub:script?{SCRIPT}", port=0, threads=1))
+        port = await service.start()
+        await service.ready()
+        model = service._backend._model  # type: ignore[attr-defined]
+        awake, forward = threading.Event(), model.forward
+        monkeypatch.setattr(model, "forward", lambda spans: (awake.wait(), forward(spans))[1])
+        async with target_service(f"stub:script?{SCRIPT}") as other, decoder((port, other)) as made:
+            running = asyncio.create_task(answers(made, [request([1] * 500, 40, temperature=0.0) for _ in range(2)]))
+            assert [one.tokens for one in await asyncio.wait_for(running, 30)] == [TOKENS[:40]] * 2
+            assert made.state.targets_up == 1 and "hangs" in made.state.degraded[0].reason
+            awake.set()
+            await until(lambda: made.state.targets_up == 2)
+        await service.stop()
+
 
 class TestRefusals:
     async def test_draft_with_another_vocabulary_is_refused_and_decoding_goes_on(self, tmp_path_factory) -> None:  # type: ignore[no-untyped-def]

@@ -260,3 +260,19 @@ def test_a_long_step_shows_as_running_and_not_as_stuck(rig):
     answer.result(TIMEOUT_S)
     stats = rig.runner.call(rig.runner.stats).result(TIMEOUT_S)
     assert (stats.steps_total, stats.step_streams_total, stats.step_tokens_total) == (2, 2, 4)
+
+
+def test_a_long_step_is_not_taken_for_one_that_hangs(rig, monkeypatch: pytest.MonkeyPatch):
+    """Guards prompts on slow machines: whoever is told that the engine hangs sends them elsewhere, from the start."""
+    rig.model.gate.clear()
+    answer, entered = ask(rig, 2), threading.Event()
+    while rig.runner.stats().step_running_s is None:
+        entered.wait(0.001)
+    monkeypatch.setattr("outrider.engine.runner.STUCK_AFTER_S", 0.0)
+    assert not rig.runner.is_stuck
+    monkeypatch.setattr("outrider.engine.runner.STUCK_TOKEN_S", 0.0)
+    assert rig.runner.is_stuck
+    rig.model.gate.set()
+    answer.result(TIMEOUT_S)
+    rig.runner.call(lambda: None).result(TIMEOUT_S)
+    assert not rig.runner.is_stuck
