@@ -150,17 +150,16 @@ class TargetSide:
     # ---- listening ----
 
     async def admit(self, link: TargetLink, info: PartInfo) -> U32:
-        """Takes a target that is the same model as before, or any while nothing depends on it."""
-        fingerprint = _fingerprint(info)
-        if self.files is not None and fingerprint != _fingerprint(self.files.info):
-            if len(self._streams) or any(other.is_up for other in self.links):
-                raise Mismatch(
-                    f"serves another model ({info.model_id}) than the one in use ({self.files.info.model_id})"
-                )
-            self.files = None
+        """Takes targets of one model: that of the first one reached, whose tokenizer others have taken."""
         if self.files is None:
             files = await link.tokenizer_files()
-            self.files = TargetFiles(files, info)
+            if self.files is None:  # another link may have been as fast
+                self.files = TargetFiles(files, info)
+        if _fingerprint(info) != _fingerprint(self.files.info):
+            raise Mismatch(
+                f"serves another model ({info.model_id}) than the one in use ({self.files.info.model_id}); "
+                "restart the coordinator to change over"
+            )
         return np.empty(0, np.uint32)
 
     def up(self, link: TargetLink, *, new_instance: bool) -> None:

@@ -323,7 +323,7 @@ class TestHang:
         awake, forward = threading.Event(), model.forward
         monkeypatch.setattr(model, "forward", lambda spans: (awake.wait(), forward(spans))[1])
         async with target_service(f"stub:script?{SCRIPT}") as other, decoder((port, other)) as made:
-            running = asyncio.create_task(answers(made, [request([1] * 500, 40, temperature=0.0) for _ in range(2)]))
+            running = answers(made, [request([1] * 500, 40, temperature=0.0) for _ in range(2)])
             assert [one.tokens for one in await asyncio.wait_for(running, 30)] == [TOKENS[:40]] * 2
             assert made.state.targets_up == 1 and "hangs" in made.state.degraded[0].reason
             awake.set()
@@ -332,6 +332,26 @@ class TestHang:
 
 
 class TestRefusals:
+    async def test_replicas_of_different_models_are_not_mixed(self) -> None:
+        """Both links come up at the same time; a stream that changes over would go on in another model's words."""
+        async with target_service(f"stub:script?{SCRIPT}") as one, target_service("stub:script?tokens=7") as other:
+            made = Decoder(config((one, other)))
+            await made.start()
+            await until(lambda: any("another model" in link.reason for link in made._target.links))
+            assert made.state.targets_up == 1
+            await made.close()
+
+    async def test_a_target_that_comes_back_as_another_model_is_refused(self) -> None:
+        """Whoever took the first one's tokenizer would go on with it, and answer in the wrong words."""
+        async with target_service(f"stub:script?{SCRIPT}") as port:
+            made = Decoder(config(port))
+            await made.start()
+            await until(lambda: made.state.targets_up == 1)
+        async with target_service("stub:script?tokens=7", port=port):
+            await until(lambda: "restart the coordinator" in made._target.links[0].reason)
+            assert made.state.targets_up == 0
+            await made.close()
+
     async def test_draft_with_another_vocabulary_is_refused_and_decoding_goes_on(self, tmp_path_factory) -> None:  # type: ignore[no-untyped-def]
         """Tokenizers of equal size that disagree make every acceptance rate a lie (field fault 102: say so)."""
         llama = str(tiny_llama(tmp_path_factory.mktemp("llama") / "model", vocab=260, tokenizer=True))
