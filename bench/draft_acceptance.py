@@ -23,10 +23,11 @@ from transformers import AutoTokenizer
 
 from outrider import models
 from outrider.engine.eagle3_checkpoint import load
+from outrider.training.flight import Asked
 from outrider.training.generate import render, stop_ids_of
 from outrider.training.held_out import measure
 from outrider.training.prompts import Prompt
-from outrider.training.teacher import Asked, Teacher
+from outrider.training.teacher import Teacher
 from outrider.training.unroll import Unroll
 
 CPU = torch.device("cpu")

@@ -16,29 +16,26 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoTokenizer
 
-from outrider.engine.eagle3 import Eagle3Config
 from outrider.engine.eagle3_checkpoint import save
 from outrider.errors import InvalidArgument
 from outrider.models import ResolvedModel
 from outrider.training.batches import batches
 from outrider.training.card import Facts, card
-from outrider.training.generate import GenerationPlan, Store, generate, render, stop_ids_of
-from outrider.training.plan import Budget, Estimate, Speed, Stage, estimate
-from outrider.training.prompts import BuiltinPrompts, FilePrompts, Library, Prompts
-from outrider.training.teacher import FEATURE_WINDOW, Asked, Teacher
-from outrider.training.train import (
-    Report,
-    Trainer,
-    TrainingPlan,
+from outrider.training.flight import Asked
+from outrider.training.generate import GenerationPlan, generate, render, stop_ids_of
+from outrider.training.initial import (
+    feature_layers,
     feature_scale,
     fit_fusion,
     frequent_ids,
-    held_out_lessons,
+    head_config,
     initial_head,
 )
-
-WINDOW = 256
-"""Positions the head's attention looks back: what it has seen in training, whatever the length of the stream."""
+from outrider.training.plan import Budget, Estimate, Speed, Stage, estimate
+from outrider.training.prompts import BuiltinPrompts, FilePrompts, Library, Prompts
+from outrider.training.store import Store
+from outrider.training.teacher import FEATURE_WINDOW, Teacher
+from outrider.training.train import Report, Trainer, TrainingPlan, held_out_lessons
 
 _TRIAL_PROMPTS = 24
 _TRIAL_TOKENS = 24
@@ -259,32 +256,6 @@ class Run:
             feature_window=FEATURE_WINDOW,
             curve=trainer.curve,
         )
-
-
-def feature_layers(layers: int) -> tuple[int, int, int]:
-    """Low, middle and high layer to fuse of a target with so many (4, 16 and 29 of 30)."""
-    return max(1, layers // 7), min(layers // 2 + 1, layers - 1), layers - 1
-
-
-def head_config(target: Any, fused: tuple[int, ...], draft_vocab: int) -> Eagle3Config:
-    """A head of the target's own width. `target` is its transformers config."""
-    text = target.get_text_config()
-    heads = text.num_attention_heads
-    rope = getattr(text, "rope_parameters", None) or {}
-    return Eagle3Config(
-        hidden=text.hidden_size,
-        intermediate=text.intermediate_size,
-        heads=heads,
-        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
-        target_hidden=text.hidden_size,
-        feature_layers=fused,
-        vocab=text.vocab_size,
-        draft_vocab=draft_vocab,
-        norm_eps=getattr(text, "rms_norm_eps", 1e-6),
-        rope_theta=rope.get("rope_theta", 10000.0),
-        window=WINDOW,
-    )
 
 
 def _teacher(options: Options) -> Teacher:

@@ -9,30 +9,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
-from transformers.cache_utils import Cache, DynamicLayer
-from transformers.masking_utils import sdpa_mask
+from transformers import AutoModelForCausalLM
+from transformers.cache_utils import Cache
 
-IMPLEMENTATION = "outrider_teacher"
+from outrider.training.buffered_attention import IMPLEMENTATION, GrowingLayer, register
+from outrider.training.flight import Asked, Flight, Notes
 
 FEATURE_WINDOW = 64
 """Positions at the end of a prompt that have features, here as in serving."""
-
-_GROWTH_TOKENS = 64
-_ENOUGH_ANSWERED = 0.92  # of a batch; waiting for the few longest answers costs whole passes
-_WORTH_COMPACTING = 0.75
-
-
-class Asked(NamedTuple):
-    """One prompt to answer: its ids, and the temperature (0 is greedy)."""
-
-    ids: Sequence[int]
-    temperature: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +61,7 @@ class Teacher:
             top_k: Probabilities kept per position.
             feature_window: Positions at the end of a prompt whose features are kept.
         """
-        AttentionInterface.register(IMPLEMENTATION, _attention)
-        AttentionMaskInterface.register(IMPLEMENTATION, _mask)
+        register()
         self.network = network.eval()
         self.network.set_attn_implementation(IMPLEMENTATION)
         self.top_k = top_k
@@ -108,56 +95,15 @@ class Teacher:
             stop_ids: Ids that end an answer (they are part of it).
             generator: Source of the draws.
         """
-        device = self.network.device
-        longest = max(len(one.ids) for one in asked)
-        ids = torch.zeros(len(asked), longest, dtype=torch.int64)
-        mask = torch.zeros(len(asked), longest + max_tokens, dtype=torch.bool)
-        for row, one in enumerate(asked):
-            ids[row, longest - len(one.ids) :] = torch.tensor(one.ids)
-            mask[row, longest - len(one.ids) :] = True
-        ids, mask = ids.to(device), mask.to(device)
-        temperatures = torch.tensor([one.temperature for one in asked], device=device)
-        positions = (mask[:, :longest].cumsum(1) - 1).clamp(min=0)
-        lengths = mask[:, :longest].sum(1)
-        cache: Any = Cache(layer_class_to_replicate=_GrowingLayer)
-        alive = list(range(len(asked)))
-        notes = [_Notes() for _ in asked]
-        length = longest
+        flight = Flight(asked, max_tokens, self.network.device)
         for turn in range(max_tokens + 1):
-            hidden = self._decode(ids, mask[:, :length], positions, cache)
-            features = self._features()
-            if turn == 0:
-                for row, one in enumerate(asked):
-                    notes[row].features.append(features[row, -min(self.feature_window, len(one.ids)) :].clone())
-            else:
-                for place, row in enumerate(alive):
-                    if not notes[row].ended:
-                        notes[row].features.append(features[place, -1:].clone())
-            # The last token's pass was only for its feature.
-            for row in alive:
-                notes[row].ended = notes[row].ended or (bool(notes[row].ids) and notes[row].ids[-1] in stop_ids)
-            going = [place for place, row in enumerate(alive) if not notes[row].ended]
-            if turn == max_tokens or len(going) <= (1 - _ENOUGH_ANSWERED) * len(asked):
+            hidden = self._decode(flight.ids, flight.mask, flight.positions, flight.cache)
+            flight.passed(self._features(), self.feature_window, stop_ids)
+            if turn == max_tokens or flight.nearly_all_ended:
                 break
             logits = self.network.get_output_embeddings()(hidden[:, -1]).float()
-            top = logits.topk(self.top_k, dim=-1)
-            top_probs = (top.values - logits.logsumexp(-1, keepdim=True)).exp()
-            drawn = _draw(logits, temperatures, generator)
-            for place in going:
-                note = notes[alive[place]]
-                note.ids.append(int(drawn[place]))
-                note.top_ids.append(top.indices[place].int().cpu())
-                note.top_probs.append(top_probs[place].half().cpu())
-            if len(going) <= _WORTH_COMPACTING * len(alive):
-                kept = torch.tensor(going, device=device)
-                for layer in cache.layers:
-                    layer.batch_select_indices(kept)
-                mask, lengths, drawn, temperatures = mask[kept], lengths[kept], drawn[kept], temperatures[kept]
-                alive = [alive[place] for place in going]
-            ids, positions = drawn[:, None], lengths[:, None]
-            lengths = lengths + 1
-            length += 1
-        return [self._lesson(one, note) for one, note in zip(asked, notes, strict=True)]
+            flight.draw(logits, self.top_k, generator)
+        return [self._lesson(one, note) for one, note in zip(asked, flight.notes, strict=True)]
 
     @torch.inference_mode()
     def read(self, ids: Sequence[int], prompt_tokens: int) -> Lesson:
@@ -165,7 +111,7 @@ class Teacher:
         tokens = torch.tensor([list(ids)], device=self.network.device)
         mask = torch.ones_like(tokens, dtype=torch.bool)
         positions = torch.arange(len(ids), device=tokens.device)[None]
-        hidden = self._decode(tokens, mask, positions, Cache(layer_class_to_replicate=_GrowingLayer))
+        hidden = self._decode(tokens, mask, positions, Cache(layer_class_to_replicate=GrowingLayer))
         start = max(0, prompt_tokens - self.feature_window)
         logits = self.network.get_output_embeddings()(hidden[0, prompt_tokens - 1 : -1]).float()
         top = logits.topk(self.top_k, dim=-1)
@@ -194,7 +140,7 @@ class Teacher:
 
         return keep
 
-    def _lesson(self, one: Asked, note: _Notes) -> Lesson:
+    def _lesson(self, one: Asked, note: Notes) -> Lesson:
         return Lesson(
             ids=torch.tensor([*one.ids, *note.ids], dtype=torch.int32),
             prompt_tokens=len(one.ids),
@@ -205,85 +151,6 @@ class Teacher:
         )
 
 
-class _Notes:
-    """What is collected for one answer while its batch runs."""
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.features: list[Tensor] = []
-        self.top_ids: list[Tensor] = []
-        self.top_probs: list[Tensor] = []
-        self.ended = False
-
-
-class _GrowingLayer(DynamicLayer):
-    """Keys and values in a buffer that grows by blocks: appending a token copies that token only.
-
-    When decoding, the attention is given the whole buffer, for matrix products over whole ones are several times
-    faster than over slices; what lies behind the mask is zero.
-    """
-
-    def __init__(self, **_: Any) -> None:
-        super().__init__()
-        self._buffers: list[Tensor] = []
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        held = self.get_seq_length()
-        new = key_states.shape[2]
-        if not self._buffers or held + new > self._buffers[0].shape[2]:
-            capacity = -(-(held + new) // _GROWTH_TOKENS) * _GROWTH_TOKENS
-            self._buffers = [
-                states.new_zeros(*states.shape[:2], capacity, states.shape[3]) for states in (key_states, value_states)
-            ]
-            if held:
-                self._buffers[0][:, :, :held].copy_(self.keys)  # type: ignore[arg-type]
-                self._buffers[1][:, :, :held].copy_(self.values)  # type: ignore[arg-type]
-            self.is_initialized = True
-        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
-            buffer[:, :, held : held + new] = states
-        self.keys, self.values = (buffer[:, :, : held + new] for buffer in self._buffers)
-        return (self._buffers[0], self._buffers[1]) if new == 1 else (self.keys, self.values)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        held = self.get_seq_length()
-        self._buffers = [buffer[indices] for buffer in self._buffers]
-        self.keys, self.values = (buffer[:, :, :held] for buffer in self._buffers)
-
-
-def _mask(*arguments: Any, **named: Any) -> Tensor | None:
-    """transformers' own mask, always spelled out: the buffers are longer than what they hold."""
-    return sdpa_mask(*arguments, **{**named, "allow_is_causal_skip": False})
-
-
-def _attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **_: Any
-) -> tuple[Tensor, None]:
-    """Attention that never repeats keys when decoding: the query heads of a KV head stand in as its query rows."""
-    batch, heads, rows, width = query.shape
-    kv_heads = key.shape[1]
-    if rows > 1:
-        out = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=attention_mask, scale=scaling, enable_gqa=heads != kv_heads
-        )
-        return out.transpose(1, 2), None
-    visible = F.pad(attention_mask, (0, key.shape[2] - attention_mask.shape[3]))
-    folded = query.view(batch, kv_heads, heads // kv_heads, width)
-    scores = (folded @ key.transpose(2, 3)).float() * scaling
-    weights = scores.masked_fill(~visible, float("-inf")).softmax(-1).to(value.dtype)
-    return (weights @ value).reshape(batch, 1, heads, -1), None
-
-
 def _cache_argument(decoder: Any) -> str:
     """`cache`, or `past_key_values` in transformers before 5.20."""
     return "cache" if "cache" in inspect.signature(decoder.forward).parameters else "past_key_values"
-
-
-def _draw(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> Tensor:
-    """[rows] ids by inverse CDF at each row's temperature; the argmax where that is 0."""
-    drawn = logits.argmax(-1)
-    warm = (temperatures > 0).nonzero()[:, 0]
-    if len(warm):
-        mass = (logits[warm] / temperatures[warm, None]).softmax(-1).cumsum(-1)
-        draws = torch.rand(len(warm), 1, generator=generator, device=generator.device).to(mass.device)
-        drawn[warm] = torch.searchsorted(mass, draws * mass[:, -1:], right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
-    return drawn

@@ -17,17 +17,14 @@ from torch import Tensor
 
 from outrider.engine.eagle3 import Eagle3Config, Eagle3Head
 from outrider.training.batches import Batch, batches
-from outrider.training.generate import Store
 from outrider.training.held_out import Acceptance, measure
+from outrider.training.store import Store
 from outrider.training.teacher import Lesson
 from outrider.training.unroll import Embed, Unroll
 
 HELD_OUT_EVERY = 16  # one lesson in so many is never trained on
 _POOL_SHARDS = 6
-_HELD_OUT_LESSONS = 64
-_FITTED_ROWS = 20_000
-_RIDGE = 0.01
-_QUIET = 0.3  # initial size of what the layer adds to its residual
+_HELD_OUT_LESSONS = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +49,15 @@ class TrainingPlan:
     seed: int = 0
     steps: int = 5
     thinning: float = 0.7
-    rows: int = 512
-    learning_rate: float = 1e-3
-    output_learning_rate: float = 2e-4
+    rows: int = 256
+    learning_rate: float = 1.5e-3
+    output_learning_rate: float = 5e-4
     matrix_learning_rate: float = 0.0
     warm_up: float = 0.03
     step_decay: float = 0.8
     distance: float = 2.0
     frozen: float = 0.4
-    evaluate_s: float = 180.0
+    evaluate_s: float = 300.0
 
 
 class Report(NamedTuple):
@@ -228,79 +225,11 @@ class Trainer:
         return report
 
 
-def frequent_ids(store: Store, count: int, vocab: int) -> Tensor:
-    """The ids to draft, rising: those that the target's distributions give most mass over the shards so far."""
-    mass = torch.zeros(vocab, dtype=torch.float64)
-    for path in store.shards():
-        for one in store.read(path):
-            mass.index_add_(0, one.top_ids.flatten().long(), one.top_probs.flatten().double())
-    return mass.topk(min(count, vocab)).indices.sort().values
-
-
-def feature_scale(store: Store) -> Tensor:
-    """[layers * hidden] one over the root mean square of each feature, over the first shard."""
-    first = [one.features[-len(one.top_ids) :].float() for one in store.read(store.shards()[0])]
-    return torch.cat(first).square().mean(0).add(1e-12).rsqrt()
-
-
 def held_out_lessons(store: Store) -> list[Lesson]:
     """The lessons that are never trained on, kinds mixed."""
     found = [one for path in store.shards() for i, one in enumerate(store.read(path)) if i % HELD_OUT_EVERY == 0]
     random.Random(0).shuffle(found)
     return found
-
-
-def initial_head(
-    config: Eagle3Config, target_ids: Tensor, output_embedding: Tensor, output_norm: Tensor | None, seed: int
-) -> Eagle3Head:
-    """A head that reads out as the target does: its output matrix (of the ids it knows) and its last norm; else random.
-
-    Args:
-        config: Shape.
-        target_ids: [draft_vocab] ids it can propose.
-        output_embedding: [vocab, hidden] of the target.
-        output_norm: [hidden] weight of the target's last norm; unset leaves ones.
-        seed: Of the random weights.
-    """
-    head = Eagle3Head(config)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in head.named_parameters():
-            if weight.dim() == 2:
-                weight.normal_(0, 1 / math.sqrt(weight.shape[1]), generator=generator)
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                weight.mul_(_QUIET)
-        if output_embedding.shape[1] == config.hidden:
-            head.lm_head.weight.copy_(output_embedding[target_ids].float())
-            if output_norm is not None:
-                head.norm.weight.copy_(output_norm.float())
-    head.target_ids = target_ids
-    return head
-
-
-def fit_fusion(head: Eagle3Head, store: Store, scale: Tensor) -> None:
-    """Sets `fc` to the least-squares guess of the high feature of the next position from the features of this one.
-
-    So the residual stream starts where the target's own output matrix can read it; minutes of training are saved.
-    """
-    width = head.config.target_hidden
-    if width != head.config.hidden:
-        return
-    inputs, outputs, rows = [], [], 0
-    for path in store.shards():
-        for one in store.read(path):
-            answered = one.features[-len(one.top_ids) :].float()
-            inputs.append(answered[:-1] * scale)
-            outputs.append(answered[1:, -width:])
-            rows += len(answered)
-        if rows > _FITTED_ROWS:
-            break
-    x, y = torch.cat(inputs), torch.cat(outputs)
-    y = y / y.square().mean().sqrt()
-    gram = x.T @ x
-    gram.diagonal().add_(_RIDGE * len(x))
-    with torch.no_grad():
-        head.fc.weight.copy_(torch.linalg.solve(gram, x.T @ y).T)
 
 
 def _rate(progress: float, warm_up: float) -> float:

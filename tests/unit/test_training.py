@@ -18,12 +18,15 @@ from outrider.engine.eagle3_checkpoint import load
 from outrider.errors import InvalidArgument
 from outrider.models import ResolvedModel
 from outrider.training.batches import Batch, collate
-from outrider.training.generate import GenerationPlan, Store
+from outrider.training.flight import Asked
+from outrider.training.generate import GenerationPlan
 from outrider.training.held_out import measure
+from outrider.training.initial import feature_layers
 from outrider.training.plan import PASSES, Budget, Speed, estimate
 from outrider.training.prompts import CYCLE, BuiltinPrompts, FilePrompts, Library, Prompt
-from outrider.training.run import Options, Run, feature_layers
-from outrider.training.teacher import Asked, Lesson, Teacher
+from outrider.training.run import Options, Run
+from outrider.training.store import Store
+from outrider.training.teacher import Lesson, Teacher
 from outrider.training.train import TrainingPlan
 from outrider.training.unroll import Unroll
 from tests.unit.tiny import tiny_llama
