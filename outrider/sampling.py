@@ -6,6 +6,7 @@ The same object crosses both links (inside StreamOpen), so that the draft can mi
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -13,6 +14,9 @@ from outrider.errors import InvalidArgument
 
 GREEDY_BELOW = 1e-4
 """A temperature below this is temperature 0: dividing logits by less overflows half precision and changes no argmax."""
+
+_SINGLE = struct.Struct("<f")
+"""Numbers cross the wire in single precision."""
 
 
 class Rule(IntEnum):
@@ -93,7 +97,9 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         """Whether the distribution is one-hot at the argmax: temperature 0, or top_k = 1."""
-        return self.temperature < GREEDY_BELOW or self.top_k == 1
+        # As the services read it: between two parts that disagree, a temperature at the bound would be neither.
+        (temperature,) = _SINGLE.unpack(_SINGLE.pack(self.temperature))
+        return temperature < GREEDY_BELOW or self.top_k == 1
 
     @property
     def plain(self) -> bool:

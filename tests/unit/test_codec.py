@@ -282,6 +282,13 @@ def test_the_smallest_legal_top_p_stays_legal() -> None:
     assert params_from_pb(params_to_pb(SamplingParams(top_p=1e-300))).top_p > 0
 
 
+@pytest.mark.parametrize("temperature", [0.0, 9.9999997e-5, 1e-4, 1.0000001e-4, 1.0])
+def test_both_ends_agree_on_what_is_greedy(temperature: float) -> None:
+    """The coordinator would wait for rows of p that the target does not send; 0.0001 in single precision is below."""
+    params = SamplingParams(temperature=temperature)
+    assert params_from_pb(params_to_pb(params)).greedy == params.greedy
+
+
 def test_an_unknown_rule_is_refused_by_name() -> None:
     """Guards against guessing what a newer peer means."""
     message = open_to_pb(OPEN)
