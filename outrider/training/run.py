@@ -133,6 +133,8 @@ class Run:
             raise InvalidArgument("work", f"{options.work} holds no answers to train on yet")
         trainer = self._trainer(teacher)
         self._train(trainer)
+        if stage is Stage.TRAINING:  # another process may have answered meanwhile
+            self._generating_s = self._open()
         save(trainer.finished(), options.out, target=options.target.model_id)
         (options.out / "README.md").write_text(card(self._facts(trainer)), encoding="utf-8")
 
