@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from coordinator.admission import Admission
@@ -20,7 +20,7 @@ from coordinator.prepare import Policy, prepare
 from coordinator.query import Query
 from coordinator.served import Defaults, ServedModel, eos_ids, fingerprint, generation_config
 from coordinator.tokenizer import Tokenizer
-from outrider.errors import OutriderError, Unavailable
+from outrider.errors import DeadlineExceeded, OutriderError, Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -132,10 +132,14 @@ class Front:
         prepared = await asyncio.to_thread(prepare, query, self.model, self.config.policy)
         if self._admission is None or not self._backend.state.targets_up:
             raise Unavailable("no target answers")
-        async with self._admission.slots(len(prepared.requests), prepared.timeout_s), AsyncExitStack() as stack:
+        ends_s = arrived_s + prepared.timeout_s
+        async with (
+            self._admission.slots(len(prepared.requests), _left_s(ends_s)),
+            AsyncExitStack() as stack,
+        ):
             streams = []
             for request in prepared.requests:
-                streams.append(self._backend.open(request))
+                streams.append(self._backend.open(replace(request, deadline_s=_left_s(ends_s))))
                 stack.push_async_callback(streams[-1].aclose)
             answer = Answer(prepared, streams, self.metrics, arrived_s)
             stack.push_async_callback(answer.aclose)
@@ -158,6 +162,18 @@ class Front:
             running = self.config.max_num_seqs or target.max_num_seqs
             self._admission = Admission(running, running * self.config.queue_factor)
             logger.info("serving %s (%d answers at once)", self._model.name, running)
+
+
+def _left_s(ends_s: float) -> float:
+    """Seconds until then.
+
+    Raises:
+        DeadlineExceeded: there are none.
+    """
+    left_s = ends_s - time.monotonic()
+    if left_s <= 0:
+        raise DeadlineExceeded("its time ran out before it was decoded")
+    return left_s
 
 
 def _log(answer: Answer, arrived_s: float) -> None:
