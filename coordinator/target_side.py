@@ -24,6 +24,7 @@ from coordinator.state import Phase, Proposal
 from coordinator.streams import Registry, Stream
 from outrider.errors import InvalidArgument, Mismatch, OutriderError, Status
 from outrider.features import FeatureRequest
+from outrider.sampling import SamplingParams
 from outrider.seam import U32, VerdictBatch
 
 logger = logging.getLogger(__name__)
@@ -235,7 +236,11 @@ class TargetSide:
                 target.forget()
             self._post_again(stream)
         elif status is Status.INVALID_ARGUMENT:
-            self._failed(stream, InvalidArgument("request", f"refused by the target: {answer.message}"))
+            field, _, problem = answer.message.partition(": ")
+            if field in SamplingParams.__dataclass_fields__:
+                self._failed(stream, InvalidArgument(field, problem))
+            else:
+                self._failed(stream, InvalidArgument("request", f"refused by the target: {answer.message}"))
         else:
             error = OutriderError(f"the target answered {status.name}: {answer.message}")
             error.status = status

@@ -17,7 +17,7 @@ from coordinator.parts import TargetFiles
 from coordinator.rows import ProposeRow, VerifyRow, propose_batch, verify_batch
 from coordinator.state import Outstanding, Phase
 from coordinator.streams import Stream
-from outrider.errors import OutriderError, Status
+from outrider.errors import InvalidArgument, OutriderError, Status
 from outrider.sampling import Form, SamplingParams
 from outrider.seam import ProposalBatch, Replies, Slots, VerdictBatch
 from tests.scripted_decoder import part_info
@@ -74,7 +74,12 @@ class Sent:
         """Looks after the targets as if so much time had passed without a message."""
         self.decoder._target.watch(time.monotonic() + seconds)
 
-    def receive(self, *answers: tuple[Stream, int, Status], link: Link[Any, Any] | None = None) -> None:
+    def receive(
+        self,
+        *answers: tuple[Stream, int, Status],
+        link: Link[Any, Any] | None = None,
+        errors: dict[int, str] | None = None,
+    ) -> None:
         """The target's message: of each stream the next plain token, or an error."""
         at: dict[int, Outstanding] = {}
         echoes = []
@@ -91,12 +96,17 @@ class Sent:
                 echoes,
                 [token for _, token, _ in answers],
                 [status for _, _, status in answers],
+                errors or {},
             ),
         )
 
 
 def verdicts(
-    ids: Sequence[int], echoes: Sequence[Outstanding], bonus: Sequence[int], statuses: Sequence[Status]
+    ids: Sequence[int],
+    echoes: Sequence[Outstanding],
+    bonus: Sequence[int],
+    statuses: Sequence[Status],
+    errors: dict[int, str],
 ) -> VerdictBatch:
     n = len(ids)
     return VerdictBatch(
@@ -106,6 +116,7 @@ def verdicts(
             committed_lengths=np.array([echo.committed for echo in echoes], np.uint32),
             statuses=np.array(statuses, np.uint8),
             cached_lengths=np.array([echo.committed for echo in echoes], np.uint32),
+            errors=errors,
         ),
         slots_done=np.zeros(n, np.uint8),
         cuts=np.zeros(n, np.uint8),
@@ -189,6 +200,20 @@ class TestTokensOfOneMessage:
         with pytest.raises(OutriderError, match="INTERNAL"):
             await anext(failing)
         assert other.state.phase is Phase.RUNNING
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("message", "field"), [("allowed_token_ids: no token is left", "allowed_token_ids"), ("bases: odd", "request")]
+    )
+    async def test_a_bad_request_is_refused_by_the_field_that_the_client_knows(self, message: str, field: str) -> None:
+        """Only the target can tell that masks leave nothing to draw; what it says of columns is no client's business."""
+        made = Sent(num_speculative_tokens=0)
+        stream = made.open()
+        made.receive((stream, 0, Status.INVALID_ARGUMENT), errors={0: message})
+        with pytest.raises(InvalidArgument) as caught:
+            await anext(stream)
+        assert caught.value.field == field
 
 
 class TestSilence:
