@@ -207,7 +207,7 @@ class TestRefusals:
         ("message", "field"), [("allowed_token_ids: no token is left", "allowed_token_ids"), ("bases: odd", "request")]
     )
     async def test_a_bad_request_is_refused_by_the_field_that_the_client_knows(self, message: str, field: str) -> None:
-        """Only the target can tell that masks leave nothing to draw; what it says of columns is no client's business."""
+        """Only the target can tell that masks leave nothing to draw; columns mean nothing to a client."""
         made = Sent(num_speculative_tokens=0)
         stream = made.open()
         made.receive((stream, 0, Status.INVALID_ARGUMENT), errors={0: message})
