@@ -145,7 +145,8 @@ class DraftSide:
             self._post(stream, row)
             self._counters.gamma[gamma] += 1
         waited_for = [(stream, stream.state.draft.generation) for stream in streams]
-        asyncio.get_running_loop().call_later(limit_s, self._check_overdue, waited_for, limit_s)
+        loop = asyncio.get_running_loop()
+        loop.call_later(limit_s, self._when_due, waited_for, limit_s, loop.time() + limit_s)
 
     def close(self, stream: Stream) -> None:
         """The stream ended: the draft frees what it holds of it."""
@@ -270,6 +271,14 @@ class DraftSide:
                 self._abandon()
 
     # ---- giving up ----
+
+    def _when_due(self, waited_for: Sequence[tuple[Stream, int]], limit_s: float, due_s: float) -> None:
+        """A loop that was held up gets to read what came meanwhile, lest its own hiccup pass for one of the draft's."""
+        loop = asyncio.get_running_loop()
+        if loop.time() - due_s > OVERDUE_FLOOR_S:
+            loop.call_later(OVERDUE_FLOOR_S, self._check_overdue, waited_for, limit_s)
+        else:
+            self._check_overdue(waited_for, limit_s)
 
     def _check_catch_up(self, item: Sequence[tuple[Stream, int]], limit_s: float) -> None:
         """A prefill may take long; only a draft that says nothing at all meanwhile is taken to hang."""

@@ -297,6 +297,23 @@ class TestPatience:
         deadline_ms, limit_s = await self.drafting(monkeypatch, draft_s=0.02, step_s=0.01)
         assert (deadline_ms, limit_s) == (pytest.approx(60, abs=2), pytest.approx(0.12, abs=0.004))
 
+    async def test_a_loop_that_was_held_up_reads_before_it_gives_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The proposal lies unread in the socket; the draft would be left out for what the coordinator did."""
+        made = Sent(num_speculative_tokens=4)
+        stream = made.open()
+        made.to_target()
+        made.caught_up()
+        loop, timers, now_s = asyncio.get_running_loop(), [], time.monotonic()
+        monkeypatch.setattr(loop, "call_later", lambda _, call, *args: timers.append(partial(call, *args)))
+        made.receive((stream, 5, Status.OK))
+        monkeypatch.setattr(loop, "time", lambda: now_s + 10.0)
+        monkeypatch.setattr("coordinator.draft_side.time.monotonic", lambda: now_s + 10.0)
+        timers.pop()()
+        assert stream.state.phase is Phase.DRAFTING
+        timers.pop()()
+        assert stream.state.phase is Phase.RUNNING
+        assert made.decoder.counters.draft_failures["overdue"] == 1
+
 
 class TestDenseForm:
     """Whole rows travel unlabelled: whose they are follows from which streams of a message want them."""
