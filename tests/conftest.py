@@ -13,6 +13,18 @@ from outrider.errors import ModelUnavailable
 from tests.fake_hub import FakeHub, FakeModel, running_hub
 
 
+SPEC_BENCH = Path(__file__).parents[2] / "shared" / "data" / "spec_bench.jsonl"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--prompts",
+        type=Path,
+        default=SPEC_BENCH if SPEC_BENCH.is_file() else None,
+        help="JSON lines with `category` and `turns` to take the model tests' prompts from; unset: a built-in set.",
+    )
+
+
 @pytest.fixture(scope="session")
 def default_model_dir() -> Path:
     """Folder of the default target; tests that need it are skipped, with the reason, where it cannot be had."""

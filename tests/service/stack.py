@@ -15,6 +15,9 @@ from target_service.config import TargetConfig
 from target_service.service import TargetService
 from tests.service.harness import ANSWER_WITHIN_S
 
+LOAD_WITHIN_S = 300.0
+"""How long a service may take to load and probe its model; far above what a loaded machine needs."""
+
 
 class Answer(NamedTuple):
     """What a stream gave."""
@@ -31,7 +34,7 @@ async def target_service(model: str, *, port: int = 0, **fields: Any) -> AsyncIt
     service = TargetService(TargetConfig(model=model, port=port, **{"threads": 1, "kv_cache_tokens": 65_536} | fields))
     bound = await service.start()
     try:
-        await asyncio.wait_for(service.ready(), ANSWER_WITHIN_S)
+        await asyncio.wait_for(service.ready(), LOAD_WITHIN_S)
         yield bound
     finally:
         await service.stop()
@@ -44,7 +47,7 @@ async def draft_service(model: str, *, port: int = 0, **fields: Any) -> AsyncIte
     service = DraftService(DraftConfig(model=model, port=port, **engine | fields))
     bound = await service.start()
     try:
-        await asyncio.wait_for(service.ready(), ANSWER_WITHIN_S)
+        await asyncio.wait_for(service.ready(), LOAD_WITHIN_S)
         yield bound
     finally:
         await service.stop()
