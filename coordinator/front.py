@@ -72,6 +72,7 @@ class Front:
         self.metrics.registry.register(DecodingSeries(backend.counters, config.max_speculative_tokens))
         self._backend = backend
         self._model: ServedModel | None = None
+        self._obstacle = "no target has been reached yet"
         self._admission: Admission | None = None
         self._draining = False
         self._loading: asyncio.Task[None] | None = None
@@ -84,10 +85,10 @@ class Front:
     def model(self) -> ServedModel:
         """
         Raises:
-            Unavailable: no target has been reached yet.
+            Unavailable: no target has been reached yet, or it cannot be served.
         """
         if self._model is None:
-            raise Unavailable("no target has been reached yet")
+            raise Unavailable(self._obstacle)
         return self._model
 
     @property
@@ -96,7 +97,7 @@ class Front:
         if self._draining:
             return Readiness("draining", state)
         if self._model is None:
-            return Readiness("no target has been reached yet", state)
+            return Readiness(self._obstacle, state)
         return Readiness("" if state.targets_up else "no target answers", state)
 
     async def start(self) -> None:
@@ -155,8 +156,9 @@ class Front:
             try:
                 files = await self._backend.tokenizer_files()
                 self._model = await asyncio.to_thread(_served_model, files, target, self.config)
-            except OutriderError as error:
-                logger.error("the target cannot be served: %s", error)
+            except Exception as error:  # the files are the model's: whatever is wrong with them is to be said
+                self._obstacle = f"the target cannot be served: {error}"
+                logger.error("%s", self._obstacle, exc_info=not isinstance(error, OutriderError))
                 await asyncio.sleep(_RETRY_S)
                 continue
             running = self.config.max_num_seqs or target.max_num_seqs

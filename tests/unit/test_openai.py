@@ -13,7 +13,7 @@ import pytest
 
 from coordinator.app import build_app
 from coordinator.fields import FIELDS
-from coordinator.front import FrontConfig
+from coordinator.front import Front, FrontConfig
 from coordinator.prepare import Policy
 from coordinator.served import COMPLETION_MAX_TOKENS
 from outrider.errors import DeadlineExceeded, NonFiniteLogits
@@ -587,6 +587,28 @@ async def test_a_request_may_not_wait_longer_than_its_deadline() -> None:
         decoder.gate.set()
         assert (await first).status_code == 200
         assert (await client.post("/v1/completions", json=GOOD)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("files", "template", "reason"),
+    [
+        ({}, "{% if", "chat_template: cannot be compiled"),
+        ({"generation_config.json": b'{"top_k": NaN}'}, None, "cannot convert float NaN"),
+    ],
+)
+async def test_a_target_that_cannot_be_served_says_why(
+    files: dict[str, bytes], template: str | None, reason: str
+) -> None:
+    """A start that never comes to an end, with not a word anywhere (field fault 102)."""
+    decoder = ScriptedDecoder()
+    decoder.files |= files
+    front = Front(decoder, FrontConfig(chat_template=template))
+    await front.start()
+    async with asyncio.timeout(10):
+        while "cannot be served" not in front.readiness.reason:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert reason in front.readiness.reason
+    await front.close()
 
 
 async def test_time_in_the_queue_is_taken_off_the_deadline() -> None:
