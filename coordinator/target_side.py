@@ -22,7 +22,7 @@ from coordinator.rows import VerifyRow
 from coordinator.silence import Silence
 from coordinator.state import Phase, Proposal
 from coordinator.streams import Registry, Stream
-from outrider.errors import InvalidArgument, Mismatch, OutriderError, Status
+from outrider.errors import InvalidArgument, Mismatch, OutriderError, Status, Unavailable
 from outrider.features import FeatureRequest
 from outrider.sampling import SamplingParams
 from outrider.seam import U32, VerdictBatch
@@ -241,6 +241,9 @@ class TargetSide:
                 self._failed(stream, InvalidArgument(field, problem))
             else:
                 self._failed(stream, InvalidArgument("request", f"refused by the target: {answer.message}"))
+        elif status in (Status.NOT_FOUND, Status.ABORTED, Status.FAILED_PRECONDITION):
+            # What these say is between the parts: to a client NOT_FOUND would mean its model.
+            self._failed(stream, Unavailable(f"the target does not keep the stream: {answer.message}"))
         else:
             error = OutriderError(f"the target answered {status.name}: {answer.message}")
             error.status = status

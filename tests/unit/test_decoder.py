@@ -17,7 +17,8 @@ from coordinator.parts import TargetFiles
 from coordinator.rows import ProposeRow, VerifyRow, propose_batch, verify_batch
 from coordinator.state import Outstanding, Phase
 from coordinator.streams import Stream
-from outrider.errors import InvalidArgument, OutriderError, Status
+from coordinator.target_side import MAX_REFUSALS
+from outrider.errors import InvalidArgument, OutriderError, Status, Unavailable
 from outrider.sampling import Form, SamplingParams
 from outrider.seam import ProposalBatch, Replies, Slots, VerdictBatch
 from tests.scripted_decoder import part_info
@@ -214,6 +215,16 @@ class TestRefusals:
         with pytest.raises(InvalidArgument) as caught:
             await anext(stream)
         assert caught.value.field == field
+
+    @pytest.mark.parametrize("status", [Status.NOT_FOUND, Status.ABORTED, Status.FAILED_PRECONDITION])
+    async def test_a_stream_that_the_target_keeps_losing_ends_as_unavailable(self, status: Status) -> None:
+        """A client reads 404 as an unknown model, and neither it nor 500 as something to try again."""
+        made = Sent(num_speculative_tokens=0)
+        stream = made.open()
+        for _ in range(MAX_REFUSALS):
+            made.receive((stream, 0, status))
+        with pytest.raises(Unavailable):
+            await anext(stream)
 
 
 class TestSilence:
