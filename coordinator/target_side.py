@@ -223,7 +223,7 @@ class TargetSide:
         stream.refusals += 1
         if status in (Status.RESOURCE_EXHAUSTED, Status.UNAVAILABLE):
             target.give_up()
-            pause_s = min(BUSY_RETRY_S[0] * 2**stream.refusals, BUSY_RETRY_S[1])
+            pause_s = min(BUSY_RETRY_S[0] * 2.0 ** min(stream.refusals, 10), BUSY_RETRY_S[1])
             generation = target.generation
             asyncio.get_running_loop().call_later(pause_s, self._retry, stream, generation)
         elif status in (Status.NOT_FOUND, Status.ABORTED) and stream.refusals < MAX_REFUSALS:

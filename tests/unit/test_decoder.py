@@ -226,6 +226,14 @@ class TestRefusals:
         with pytest.raises(Unavailable):
             await anext(stream)
 
+    async def test_an_item_may_wait_for_room_any_number_of_times(self) -> None:
+        """2^1024 is no float: the error ended the link, and with it the rounds of all other streams."""
+        made = Sent(num_speculative_tokens=0)
+        stream = made.open()
+        stream.refusals = 5_000
+        made.receive((stream, 0, Status.RESOURCE_EXHAUSTED))
+        assert stream.state.phase is Phase.RUNNING
+
 
 class TestSilence:
     """A target that owes an answer for too long is taken for dead; one that reads a prompt is not."""
