@@ -20,6 +20,7 @@ from pathlib import Path
 from outrider.client import Answer, Client, request
 from outrider.fetch.reporter import LogReporter
 from outrider.local.stack import StackOptions, make_plan, running
+from tests.model.prompts import BUILT_IN
 
 CHAT = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 """Categories of the multi-turn chat task."""
@@ -99,8 +100,10 @@ def _answer(client: Client, text: str, arguments: argparse.Namespace, *, specula
     return answer
 
 
-def _prompts(dataset: Path, tasks: list[str], count: int, max_characters: int) -> dict[str, list[str]]:
+def _prompts(dataset: Path | None, tasks: list[str], count: int, max_characters: int) -> dict[str, list[str]]:
     """`count` prompts per task, drawn with a fixed seed from those that are short enough to run in reasonable time."""
+    if dataset is None:
+        return {task: list(texts[:count]) for task, texts in BUILT_IN.items()}
     by_task: dict[str, list[str]] = defaultdict(list)
     with dataset.open(encoding="utf-8") as lines:
         for line in lines:
@@ -116,7 +119,7 @@ def _prompts(dataset: Path, tasks: list[str], count: int, max_characters: int) -
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dataset", type=Path, required=True)
+    parser.add_argument("--dataset", type=Path, help="prompts; unset: a small set of this project's own, four tasks")
     parser.add_argument("--target", default="default")
     parser.add_argument("--draft", default="default")
     parser.add_argument("--dtype", default="auto")

@@ -24,6 +24,7 @@ import torch  # noqa: E402 (the BLAS is pinned first)
 from transformers import AutoModelForCausalLM, DynamicCache  # noqa: E402
 from transformers.utils import logging as hf_logging  # noqa: E402
 
+from outrider import models  # noqa: E402
 from outrider.engine.batch import Span  # noqa: E402
 from outrider.engine.causal_lm import PagedCausalLM  # noqa: E402
 from outrider.engine.packing import pack_linears  # noqa: E402
@@ -73,7 +74,7 @@ def main() -> None:
 def parse_args() -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="local model folder")
+    parser.add_argument("--model", default=models.DEFAULT_TARGET, type=_folder, help="model folder or name")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--unpacked", action="store_true", help="plain weight layout, to compare attention paths alone")
@@ -81,6 +82,10 @@ def parse_args() -> argparse.Namespace:
     for name, default in (("streams", "1,4,16"), ("tokens", "1,5,9"), ("context", "128,512")):
         parser.add_argument(f"--{name}", default=default, type=numbers, help=f"comma-separated, default {default}")
     return parser.parse_args()
+
+
+def _folder(name: str) -> str:
+    return models.resolve(name).path
 
 
 def numbers(text: str) -> list[int]:

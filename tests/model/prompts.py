@@ -23,7 +23,7 @@ def load(file: Path | None) -> list[str]:
         ValueError: the file has too few of a task.
     """
     if file is None:
-        return [prompt for task in TASKS for prompt in _BUILT_IN[task]]
+        return [prompt for task in TASKS for prompt in BUILT_IN[task]]
     by_task: dict[str, list[str]] = {task: [] for task in TASKS}
     with file.open(encoding="utf-8") as lines:
         for line in lines:
@@ -90,7 +90,7 @@ _SENTENCES = (
     "Trotz des starken Windes kamen alle Boote vor Einbruch der Dunkelheit in den Hafen zurück.",
 )
 
-_BUILT_IN = {
+BUILT_IN = {
     "translation": tuple(f"Translate German to English: {sentence}" for sentence in _SENTENCES),
     "summarization": tuple(f"Summarize: {notice}\nSummary:" for notice in _NOTICES),
     "qa": (
