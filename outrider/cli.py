@@ -22,7 +22,7 @@ from outrider.errors import OutriderError, Unavailable
 from outrider.fetch.cache import cache_root
 from outrider.fetch.reporter import megabytes
 from outrider.local import devices, suggest
-from outrider.local.stack import HTTP_PORT, StackOptions, make_plan, running, running_state
+from outrider.local.stack import HTTP_PORT, Stack, StackOptions, make_plan, running, running_state
 from outrider.local.state import state_file, stop
 from outrider.rpc.options import COORDINATOR_PORT, DRAFT_PORT, TARGET_PORT
 from outrider.training.command import train_draft
@@ -111,11 +111,21 @@ def up(
         try:
             with running(options, seats, downloads, say, exclusive=True) as stack:
                 announce(stack)
-                while True:
-                    stack.supervisor.watch()
-                    time.sleep(0.2)
+                _serve(stack)
         except KeyboardInterrupt:
-            out.print("stopped")
+            pass
+        out.print("stopped")
+
+
+def _serve(stack: Stack) -> None:
+    """Watch the parts until a signal asks to stop; then let the answers under way end."""
+    try:
+        while True:
+            stack.supervisor.watch()
+            time.sleep(0.2)
+    except KeyboardInterrupt:
+        out.print(f"stopping; running answers have {_GRACE_S:g} s to end, a second Ctrl-C stops at once")
+        stack.supervisor.stop(_GRACE_S)
 
 
 @app.command()

@@ -48,7 +48,8 @@ class Downloads:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        if self._tasks:  # stopping a bar that does not run prints an empty line
+            self._bar.stop()
 
     def plan(self, plan: Plan) -> None:
         out.print(f"  {plan}")

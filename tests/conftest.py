@@ -12,7 +12,6 @@ from outrider import models
 from outrider.errors import ModelUnavailable
 from tests.fake_hub import FakeHub, FakeModel, running_hub
 
-
 SPEC_BENCH = Path(__file__).parents[2] / "shared" / "data" / "spec_bench.jsonl"
 
 

@@ -49,7 +49,7 @@ def held(path: Path) -> Iterator[StateHolder]:
             raise Unavailable(
                 f"a stack is already running (process {running.pid}, {running.http}); stop it with `outrider down`"
                 if running
-                else "a stack is already starting; stop it with `outrider down`"
+                else "a stack is already starting; wait for it or stop it"
             ) from None
         try:
             yield StateHolder(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
