@@ -11,7 +11,6 @@ from draft_service.draft_ids import DraftIds
 from draft_service.eagle3_proposer import Eagle3Proposer
 from draft_service.intake import Message
 from draft_service.job import Job
-from draft_service.model_backend import STUCK_AFTER_S
 from draft_service.sampler import Sampler
 from outrider import models
 from outrider.engine.block_manager import BlockManager
@@ -59,8 +58,7 @@ class Eagle3Backend:
 
     @property
     def is_stuck(self) -> bool:
-        running_s = self._runner.stats().step_running_s
-        return running_s is not None and running_s > STUCK_AFTER_S
+        return self._runner.is_stuck
 
     def info(self, instance_id: str) -> ServiceInfo:
         assert self._model is not None and self._streams is not None and self._seats is not None

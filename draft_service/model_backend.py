@@ -27,9 +27,6 @@ from outrider.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
-STUCK_AFTER_S = 60.0
-"""A single step that takes longer than this counts as hung."""
-
 
 class ModelBackend:
     """Drafts with a model in the engine thread."""
@@ -76,8 +73,7 @@ class ModelBackend:
 
     @property
     def is_stuck(self) -> bool:
-        running_s = self._runner.stats().step_running_s
-        return running_s is not None and running_s > STUCK_AFTER_S
+        return self._runner.is_stuck
 
     def info(self, instance_id: str) -> ServiceInfo:
         assert self._model is not None and self._streams is not None and self._blocks is not None
