@@ -122,8 +122,7 @@ class DraftSide:
         if self.link is None or not self.link.is_up or stream.state.draft.outstanding is not None:
             return
         self._post(stream, decoding.catch_up(stream.state, stream_deadline_ms=stream.left_ms))
-        missing = sum(other.state.committed - other.state.draft.held for other in self._streams if _catching_up(other))
-        limit_s = CATCH_UP_LIMIT_S + CATCH_UP_TOKEN_S * missing
+        limit_s = self._catch_up_limit_s()
         item = [(stream, stream.state.draft.generation)]
         asyncio.get_running_loop().call_later(limit_s, self._check_catch_up, item, limit_s)
 
@@ -280,10 +279,20 @@ class DraftSide:
         else:
             self._check_overdue(waited_for, limit_s)
 
+    def _catch_up_limit_s(self) -> float:
+        missing = sum(other.state.committed - other.state.draft.held for other in self._streams if _catching_up(other))
+        return CATCH_UP_LIMIT_S + CATCH_UP_TOKEN_S * missing
+
     def _check_catch_up(self, item: Sequence[tuple[Stream, int]], limit_s: float) -> None:
-        """A prefill may take long; only a draft that says nothing at all meanwhile is taken to hang."""
+        """A prefill may take long; only a draft that says nothing at all meanwhile is taken to hang.
+
+        Prompts that were posted after this one may ride in the same step, so the limit grows with them.
+        """
+        loop = asyncio.get_running_loop()
         if self._heard_s > item[0][0].asked_s:
-            asyncio.get_running_loop().call_later(limit_s, self._check_overdue, item, 2 * limit_s)
+            loop.call_later(limit_s, self._check_overdue, item, 2 * limit_s)
+        elif (all_s := self._catch_up_limit_s()) > limit_s:
+            loop.call_later(all_s - limit_s, self._check_catch_up, item, all_s)
         else:
             self._check_overdue(item, limit_s)
 

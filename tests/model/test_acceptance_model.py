@@ -134,7 +134,7 @@ async def test_sparse_acceptance_is_the_mass_of_the_support(
     slots = tested()
     mass, rate = sum(slot.mass for slot in slots) / len(slots), sum(slot.accepted for slot in slots) / len(slots)
     print(f"acceptance {rate:.4f}, mass {mass:.4f}, {deviation(slots):+.2f} standard deviations, {len(slots)} slots")
-    assert 0.9 < mass < 1.0
+    assert 0.85 < mass < 0.99
     assert abs(deviation(slots)) < STANDARD_DEVIATIONS
 
 
