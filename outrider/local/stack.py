@@ -23,6 +23,8 @@ from outrider.local.supervisor import PartSpec, Supervisor
 from outrider.rpc.options import COORDINATOR_PORT, DRAFT_PORT, TARGET_PORT
 
 HTTP_PORT = 8000
+_ASK_TIMEOUT_S = 0.5
+"""How long a part may take to say whether it serves; it is asked again soon, and the progress must not stand still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,8 +220,9 @@ def _visible(seat: layout.Seat) -> dict[str, str]:
 def _service_ready(address: str) -> Callable[[], bool]:
     def ready() -> bool:
         with grpc.insecure_channel(address, options=(("grpc.enable_http_proxy", 0),)) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
             try:
-                answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=1.0)
+                answer = health.Check(health_pb2.HealthCheckRequest(), timeout=_ASK_TIMEOUT_S)
             except grpc.RpcError:
                 return False
             return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
@@ -230,7 +233,7 @@ def _service_ready(address: str) -> Callable[[], bool]:
 def _http_ready(front: str) -> Callable[[], bool]:
     def ready() -> bool:
         with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(f"{front}/ready", timeout=2.0, trust_env=False).status_code == 200
+            return httpx.get(f"{front}/ready", timeout=2 * _ASK_TIMEOUT_S, trust_env=False).status_code == 200
         return False
 
     return ready

@@ -15,8 +15,8 @@ from pathlib import Path
 from outrider import phases
 from outrider.errors import Unavailable
 
-HEARTBEAT_S = 5.0
-"""No phase is silent for longer than this."""
+HEARTBEAT_S = 3.0
+"""With the time that asking all parts may take, no phase is silent for more than 5 s."""
 _FIRST_RESTART_S = 0.5
 _LAST_RESTART_S = 30.0
 _STABLE_S = 60.0
