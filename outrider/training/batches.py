@@ -42,8 +42,8 @@ def collate(lessons: Sequence[Lesson], device: torch.device) -> Batch:
     answers = [one.ids[one.prompt_tokens :].long() for one in lessons]
     rows = torch.tensor([len(answer) - 1 for answer in answers])
     offsets = torch.tensor([one.prompt_tokens - 1 - one.start for one in lessons])
-    # The last position with a feature drafts nothing: it is what the one before it should have guessed.
-    features = [one.features[: offset + row + 1] for one, offset, row in zip(lessons, offsets, rows, strict=True)]
+    # The last two positions of an answer draft nothing that the target has judged.
+    features = [one.features[: offset + row] for one, offset, row in zip(lessons, offsets, rows, strict=True)]
     next_ids = [one.ids[one.start + 1 :][: len(f)].long() for one, f in zip(lessons, features, strict=True)]
     greedy = torch.tensor([bool((one.top_ids[:, 0] == a).all()) for one, a in zip(lessons, answers, strict=True)])
     padded = (

@@ -270,4 +270,5 @@ def _teacher(options: Options) -> Teacher:
 def _machine(device: str) -> str:
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
-    return f"{torch.get_num_threads()} threads of a {platform.machine()} CPU"
+    threads = torch.get_num_threads()
+    return f"{threads} core{'s' if threads > 1 else ''} of a {platform.machine()} CPU"

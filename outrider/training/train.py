@@ -36,13 +36,11 @@ class TrainingPlan:
         steps: Unrolled steps at the end; training begins with 2.
         thinning: Share of the rows that each step passes on to the next.
         rows: Drafting rows of a batch.
-        learning_rate: Of AdamW (embeddings, head, norms) at its height.
-        matrix_learning_rate: Of Muon (the matrices of the layer).
+        learning_rate: Of AdamW at its height.
+        output_learning_rate: The same for the output matrix, which starts as the target's.
+        matrix_learning_rate: Of Muon for the other matrices; 0 trains them by AdamW too.
         warm_up: Share of the training over which the learning rates rise.
         step_decay: Weight of each further step's loss beside the one before.
-        distance: Weight of the hidden states' distance from the target's, falling to 0 over the first half: it teaches
-            fast, the cross-entropy alone teaches best.
-        frozen: Share of the training before the output matrix is trained too; until then it is the target's own.
         evaluate_s: Seconds between evaluations (and checkpoints).
     """
 
@@ -55,8 +53,6 @@ class TrainingPlan:
     matrix_learning_rate: float = 0.0
     warm_up: float = 0.03
     step_decay: float = 0.8
-    distance: float = 2.0
-    frozen: float = 0.4
     evaluate_s: float = 300.0
 
 
@@ -195,12 +191,10 @@ class Trainer:
             for group in optimiser.param_groups:
                 group["lr"] = group["peak"] * rate
         steps = min(self.plan.steps, 2 + int(progress / 0.4 * (self.plan.steps - 1)))
-        self.head.lm_head.weight.requires_grad_(progress >= self.plan.frozen)
         with torch.autocast(self._device.type, torch.bfloat16):
             unrolled = self._unroll(batch, steps, self.plan.thinning)
         weights = [self.plan.step_decay**i for i in range(len(unrolled))]
-        pull = self.plan.distance * max(0.0, 1 - 2 * progress)
-        terms = [w * (one.loss + pull * one.distance) for w, one in zip(weights, unrolled, strict=True)]
+        terms = [w * one.loss for w, one in zip(weights, unrolled, strict=True)]
         loss = torch.stack(terms).sum() / sum(weights)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.head.parameters(), 1.0)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from outrider.engine.eagle3 import Eagle3Head
 from outrider.training.batches import Batch
@@ -28,8 +27,6 @@ class Step(NamedTuple):
 
     Attributes:
         loss: scalar, the mean over rows of the cross-entropy against the target.
-        distance: scalar, how far the hidden states are from the target's high feature of the position that they
-            stand for (smooth L1 over features of unit size; EAGLE-1's loss); 0 where the widths differ.
         alpha: [rows] sum over ids of min(p, q) at temperature 1 (the target's likeliest ids only: a lower bound).
         match: bool [rows] whether the likeliest id is the target's.
         lessons: int64 [rows] the lesson of each row.
@@ -37,7 +34,6 @@ class Step(NamedTuple):
     """
 
     loss: Tensor
-    distance: Tensor
     alpha: Tensor
     match: Tensor
     lessons: Tensor
@@ -58,10 +54,6 @@ class Unroll:
         self._head = head
         self._embed = embed
         self._scale = feature_scale.to(torch.bfloat16)
-        width = head.config.target_hidden
-        high = feature_scale[-width:].float()
-        # The residual stream is in units of the whole high feature (`fit_fusion`), the comparison in each dimension's.
-        self._high = (high * high.square().reciprocal().mean().sqrt()) if width == head.config.hidden else None
         config = head.config
         # Draft id of each target id, -1 where the head has none.
         self._draft_ids = torch.full((config.vocab,), -1, device=head.target_ids.device)
@@ -104,15 +96,8 @@ class Unroll:
             hidden = head(self._embed(tokens), hidden, positions, keys.attend)
             target = lessons, anchors + step + 1
             scored = self._score(head.logits(hidden), batch.top_ids[target], batch.top_probs[target])
-            guessed = batch.features[lessons, batch.offsets[lessons] + anchors + step + 1]
-            done.append(Step(scored[0], self._distance(hidden, guessed), *scored[1:], lessons, anchors))
+            done.append(Step(*scored, lessons, anchors))
         return done
-
-    def _distance(self, hidden: Tensor, features: Tensor) -> Tensor:
-        if self._high is None:
-            return hidden.new_zeros(())
-        wanted = (features * self._scale)[:, -self._high.shape[0] :]
-        return F.smooth_l1_loss(hidden.float() * self._high, wanted.float())
 
     def _score(self, logits: Tensor, top_ids: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, alpha and match of rows; ids behind the kept ones are one outcome, the rest."""
