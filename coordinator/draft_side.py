@@ -280,8 +280,10 @@ class DraftSide:
             self._check_overdue(waited_for, limit_s)
 
     def _catch_up_limit_s(self) -> float:
-        missing = sum(other.state.committed - other.state.draft.held for other in self._streams if _catching_up(other))
-        return CATCH_UP_LIMIT_S + CATCH_UP_TOKEN_S * missing
+        """What was sent counts, not what is committed by now: plain decoding goes on and would push the limit out."""
+        drafts = [other.state.draft for other in self._streams if _catching_up(other)]
+        sent = sum(draft.outstanding.committed - draft.held for draft in drafts if draft.outstanding)
+        return CATCH_UP_LIMIT_S + CATCH_UP_TOKEN_S * sent
 
     def _check_catch_up(self, item: Sequence[tuple[Stream, int]], limit_s: float) -> None:
         """A prefill may take long; only a draft that says nothing at all meanwhile is taken to hang.
