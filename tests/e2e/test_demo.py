@@ -42,9 +42,11 @@ def test_the_demo_shows_its_steps_and_ends_with_one_object(tmp_path: Path) -> No
 @pytest.mark.model
 @pytest.mark.timeout(600)
 def test_the_default_pair_gives_identical_text(default_model_dir: Path) -> None:
-    """Guards the promise on the pair that the demo shows, in the precision that it serves."""
-    done = outrider(None, "demo", "--max-tokens", "24", timeout_s=500.0)
+    """Guards the promise on the pair that the demo shows, in the precision that it serves.
+
+    How much is drafted is the controller's choice, which depends on the machine.
+    """
+    done = outrider(None, "demo", "--max-tokens", "48", timeout_s=500.0)
     assert done.returncode == 0, done.stdout + done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["text_identical"] or "first_divergence" in summary
-    assert summary["draft_acceptance_rate"] > 0
