@@ -215,7 +215,8 @@ class Decoder:
             self.counters.count_round(len(emission.tokens), *tally)
             if not tally.drafted:
                 self.counters.gamma[0] += 1
-            self._controller.finished(state.stream_id, state.asked if tally.drafted else 0, tally.accepted)
+            asked = state.asked if tally.drafted else 0
+            self._controller.finished(state.stream_id, asked, tally.drafted, tally.accepted)
             if answer.cut is not Cut.NONE:
                 self._draft.fault(answer.cut)
             if emission.finish_reason is not None:
@@ -238,7 +239,7 @@ class Decoder:
                 self._target.verify(stream, answer.proposal, self._draft.request)
             else:
                 self.counters.draft_skipped["empty"] += 1
-                self._controller.finished(state.stream_id, state.asked, 0)
+                self._controller.finished(state.stream_id, state.asked, 0, 0)
                 self._target.run(stream, 1, self._draft.request)
 
     def _next_rounds(self, streams: Sequence[Stream]) -> None:

@@ -32,6 +32,8 @@ PRIOR_ROUNDS = 4.0
 STREAM_MEMORY = 0.9
 PAIR_MEMORY = 0.98
 """Weight of what was known before, per round that tested a slot."""
+EMPTY_WEIGHT = 0.1
+"""Of a slot that was asked for and not proposed, beside one that was verified and rejected."""
 HYSTERESIS = 0.04
 """Going to or from gamma = 0 must promise this much more throughput, for all streams together or each for its share."""
 PROBE_SHARE = 0.005
@@ -63,8 +65,8 @@ class Controller(Protocol):
     def wants(self, stream_id: int) -> bool:
         """Whether a stream that is decoded plainly should go over to drafting."""
 
-    def finished(self, stream_id: int, asked: int, accepted: int) -> None:
-        """A round that asked for `asked` slots (0: a plain one) had `accepted` of them accepted."""
+    def finished(self, stream_id: int, asked: int, proposed: int, accepted: int) -> None:
+        """A round that asked for `asked` slots (0: a plain one) was given `proposed`; `accepted` were accepted."""
 
     def forget(self, stream_id: int) -> None:
         """The stream ended."""
@@ -82,7 +84,7 @@ class Fixed:
     def wants(self, stream_id: int) -> bool:
         return self.gamma > 0
 
-    def finished(self, stream_id: int, asked: int, accepted: int) -> None:
+    def finished(self, stream_id: int, asked: int, proposed: int, accepted: int) -> None:
         pass
 
     def forget(self, stream_id: int) -> None:
@@ -93,17 +95,24 @@ class Fixed:
 class _Acceptance:
     """Discounted counts per slot: how often it was reached, and how often it was accepted then.
 
-    A slot that was asked for and not proposed counts as reached and not accepted: asking for it gained nothing, so the
-    chance of gaining a token by asking is what is estimated.
+    The first slot that was asked for and not proposed counts as reached and not accepted, but with little weight:
+    asking for it gained nothing, and cost a hop instead of a row. So a draft that often has nothing to say, like prompt
+    lookup, is asked as long as what it does say pays.
     """
 
     accepted: list[float]
     reached: list[float]
 
-    def add(self, asked: int, accepted: int, memory: float) -> None:
-        for slot in range(min(accepted + 1, asked, len(self.reached))):
-            self.reached[slot] = self.reached[slot] * memory + 1
-            self.accepted[slot] = self.accepted[slot] * memory + (slot < accepted)
+    def add(self, asked: int, proposed: int, accepted: int, memory: float) -> None:
+        for slot in range(min(accepted + 1, proposed, len(self.reached))):
+            self._count(slot, 1.0, memory, accepted=slot < accepted)
+        if accepted == proposed < min(asked, len(self.reached)):
+            self._count(proposed, EMPTY_WEIGHT, memory, accepted=False)
+
+    def _count(self, slot: int, weight: float, memory: float, *, accepted: bool) -> None:
+        kept = memory**weight
+        self.reached[slot] = self.reached[slot] * kept + weight
+        self.accepted[slot] = self.accepted[slot] * kept + weight * accepted
 
 
 @dataclass(slots=True)
@@ -160,13 +169,13 @@ class Auto:
         self._candidate = stream_id
         return True
 
-    def finished(self, stream_id: int, asked: int, accepted: int) -> None:
+    def finished(self, stream_id: int, asked: int, proposed: int, accepted: int) -> None:
         record = self._records.get(stream_id)
         if record is None:
             return
         self._rounds_since_plan += 1
-        record.acceptance.add(asked, accepted, STREAM_MEMORY)
-        self._pair.add(asked, accepted, PAIR_MEMORY)
+        record.acceptance.add(asked, proposed, accepted, STREAM_MEMORY)
+        self._pair.add(asked, proposed, accepted, PAIR_MEMORY)
         if record.probing and asked:
             record.probing = False
             self._probed(confirmed_zero=accepted == 0)

@@ -49,7 +49,7 @@ class Pair:
             rejected = np.flatnonzero(self.random.random(gamma) >= alpha)
             accepted = int(rejected[0]) if len(rejected) else gamma
             self.expected_tokens += expected_tokens(alpha, gamma)
-            self.auto.finished(stream_id, gamma, accepted)
+            self.auto.finished(stream_id, gamma, gamma, accepted)
         return gammas
 
     def settle(self, streams: int, rounds: int = 250) -> list[list[int]]:
