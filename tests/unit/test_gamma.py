@@ -116,6 +116,24 @@ class TestAuto:
         pair.settle(1, 4_000)
         assert pair.drafting_s - spent_s <= PROBE_SHARE * (pair.now_s - since_s)
 
+    @pytest.mark.parametrize(("every", "asked"), [(20, True), (None, False)])
+    def test_a_draft_that_seldom_speaks_is_asked_as_long_as_it_ever_does(self, every: int | None, asked: bool) -> None:
+        """Guards prompt lookup: an empty proposal costs a hop, and must not count like a slot verified and rejected.
+
+        A draft that never has anything to say is given up all the same.
+        """
+        pair = Pair()
+        gammas = []
+        for number in range(600):
+            gamma = pair.auto.choose([0], [8])[0]
+            proposed = min(gamma, 1) if every is not None and number % every == 0 else 0
+            pair.costs.draft.observe(max(gamma, 1), pair.slot_s)
+            pair.costs.target.observe(1 + proposed, 0.010)
+            pair.now_s += 0.010
+            pair.auto.finished(0, gamma, proposed, proposed)
+            gammas.append(gamma)
+        assert (np.mean(np.array(gammas[-200:]) > 0) > 0.9) == asked
+
     def test_plan_does_not_flap_at_the_crossover(self) -> None:
         """Changing back and forth pays for both modes (field fault 77)."""
         plans = [sum(gammas) for gammas in Pair().settle(13, 400)]
