@@ -25,29 +25,33 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1doutrider/v1/coordinator.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\":\n\x0c\x43hatMessages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\"\x9a\x01\n\x0bSpeculation\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12#\n\x16num_speculative_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12)\n\x04rule\x18\x03 \x01(\x0e\x32\x1b.outrider.v1.AcceptanceRuleB\n\n\x08_enabledB\x19\n\x17_num_speculative_tokens\"\xcc\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12)\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x19.outrider.v1.ChatMessagesH\x00\x12+\n\x06params\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12-\n\x0bspeculation\x18\t \x01(\x0b\x32\x18.outrider.v1.Speculation\x12\x1f\n\x17return_prompt_token_ids\x18\n \x01(\x08\x42\x08\n\x06promptB\x07\n\x05_seed\"\xb2\x01\n\x12SpeculationMetrics\x12\x16\n\x0enum_spec_steps\x18\x01 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x03 \x01(\r\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x04 \x03(\r\x12)\n\x04rule\x18\x05 \x01(\x0e\x32\x1b.outrider.v1.AcceptanceRule\"\x87\x02\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0f\n\x07\x64rafted\x18\x03 \x03(\x08\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x06 \x01(\r\x12\x30\n\x07metrics\x18\x07 \x01(\x0b\x32\x1f.outrider.v1.SpeculationMetrics\x12\x11\n\ttext_ends\x18\x08 \x03(\r\x12\x18\n\x10prompt_token_ids\x18\t \x03(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32_\n\x12\x43oordinatorService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1doutrider/v1/coordinator.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"?\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x11\n\tmore_json\x18\x03 \x01(\t\"\xc7\x01\n\x0c\x43hatMessages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\x12\x16\n\x0evariables_json\x18\x02 \x01(\t\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x04 \x01(\x08\x12\x15\n\rchat_template\x18\x05 \x01(\tB\x18\n\x16_add_generation_prompt\"B\n\x07Prompts\x12\r\n\x05texts\x18\x01 \x03(\t\x12(\n\ttoken_ids\x18\x02 \x03(\x0b\x32\x15.outrider.v1.TokenIds\"\x9a\x01\n\x0bSpeculation\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12#\n\x16num_speculative_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12)\n\x04rule\x18\x03 \x01(\x0e\x32\x1b.outrider.v1.AcceptanceRuleB\n\n\x08_enabledB\x19\n\x17_num_speculative_tokens\"\xde\x05\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12)\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x19.outrider.v1.ChatMessagesH\x00\x12\'\n\x07prompts\x18\x0b \x01(\x0b\x32\x14.outrider.v1.PromptsH\x00\x12+\n\x06params\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x01\x88\x01\x01\x12\x0c\n\x04stop\x18\x07 \x03(\t\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12-\n\x0bspeculation\x18\t \x01(\x0b\x32\x18.outrider.v1.Speculation\x12\x1f\n\x17return_prompt_token_ids\x18\n \x01(\x08\x12\x0e\n\x01n\x18\x0c \x01(\rH\x02\x88\x01\x01\x12\x15\n\x08logprobs\x18\r \x01(\rH\x03\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0e \x01(\rH\x04\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x0f \x01(\x08\x12\x11\n\tbad_words\x18\x10 \x03(\t\x12\x14\n\x0cinclude_stop\x18\x11 \x01(\x08\x12 \n\x13skip_special_tokens\x18\x12 \x01(\x08H\x05\x88\x01\x01\x12#\n\x16truncate_prompt_tokens\x18\x13 \x01(\x05H\x06\x88\x01\x01\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\x14 \x01(\x08H\x07\x88\x01\x01\x12\x12\n\ncache_salt\x18\x15 \x01(\tB\x08\n\x06promptB\x07\n\x05_seedB\x04\n\x02_nB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x16\n\x14_skip_special_tokensB\x19\n\x17_truncate_prompt_tokensB\x15\n\x13_add_special_tokens\"H\n\rTokenLogprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\x0f\n\x07top_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"\xb2\x01\n\x12SpeculationMetrics\x12\x16\n\x0enum_spec_steps\x18\x01 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x02 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x03 \x01(\r\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x04 \x03(\r\x12)\n\x04rule\x18\x05 \x01(\x0e\x32\x1b.outrider.v1.AcceptanceRule\"\xfa\x02\n\x10GenerateResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0f\n\x07\x64rafted\x18\x03 \x03(\x08\x12\x30\n\rfinish_reason\x18\x04 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x06 \x01(\r\x12\x30\n\x07metrics\x18\x07 \x01(\x0b\x32\x1f.outrider.v1.SpeculationMetrics\x12\x11\n\ttext_ends\x18\x08 \x03(\r\x12\x18\n\x10prompt_token_ids\x18\t \x03(\r\x12\x0e\n\x06\x63hoice\x18\n \x01(\r\x12,\n\x08logprobs\x18\x0b \x01(\x0b\x32\x1a.outrider.v1.TokenLogprobs\x12\x33\n\x0fprompt_logprobs\x18\x0c \x01(\x0b\x32\x1a.outrider.v1.TokenLogprobs*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32_\n\x12\x43oordinatorService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'outrider.v1.coordinator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=1142
-  _globals['_FINISHREASON']._serialized_end=1237
+  _globals['_FINISHREASON']._serialized_start=1962
+  _globals['_FINISHREASON']._serialized_end=2057
   _globals['_TOKENIDS']._serialized_start=72
   _globals['_TOKENIDS']._serialized_end=95
   _globals['_CHATMESSAGE']._serialized_start=97
-  _globals['_CHATMESSAGE']._serialized_end=141
-  _globals['_CHATMESSAGES']._serialized_start=143
-  _globals['_CHATMESSAGES']._serialized_end=201
-  _globals['_SPECULATION']._serialized_start=204
-  _globals['_SPECULATION']._serialized_end=358
-  _globals['_GENERATEREQUEST']._serialized_start=361
-  _globals['_GENERATEREQUEST']._serialized_end=693
-  _globals['_SPECULATIONMETRICS']._serialized_start=696
-  _globals['_SPECULATIONMETRICS']._serialized_end=874
-  _globals['_GENERATERESPONSE']._serialized_start=877
-  _globals['_GENERATERESPONSE']._serialized_end=1140
-  _globals['_COORDINATORSERVICE']._serialized_start=1239
-  _globals['_COORDINATORSERVICE']._serialized_end=1334
+  _globals['_CHATMESSAGE']._serialized_end=160
+  _globals['_CHATMESSAGES']._serialized_start=163
+  _globals['_CHATMESSAGES']._serialized_end=362
+  _globals['_PROMPTS']._serialized_start=364
+  _globals['_PROMPTS']._serialized_end=430
+  _globals['_SPECULATION']._serialized_start=433
+  _globals['_SPECULATION']._serialized_end=587
+  _globals['_GENERATEREQUEST']._serialized_start=590
+  _globals['_GENERATEREQUEST']._serialized_end=1324
+  _globals['_TOKENLOGPROBS']._serialized_start=1326
+  _globals['_TOKENLOGPROBS']._serialized_end=1398
+  _globals['_SPECULATIONMETRICS']._serialized_start=1401
+  _globals['_SPECULATIONMETRICS']._serialized_end=1579
+  _globals['_GENERATERESPONSE']._serialized_start=1582
+  _globals['_GENERATERESPONSE']._serialized_end=1960
+  _globals['_COORDINATORSERVICE']._serialized_start=2059
+  _globals['_COORDINATORSERVICE']._serialized_end=2154
 # @@protoc_insertion_point(module_scope)

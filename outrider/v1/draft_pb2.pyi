@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ProposeRequest(_message.Message):
-    __slots__ = ("hello", "opens", "closed_stream_ids", "items", "slots", "deadlines_ms", "features")
+    __slots__ = ("hello", "opens", "closed_stream_ids", "items", "slots", "deadlines_ms", "features", "least_survivals")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OPENS_FIELD_NUMBER: _ClassVar[int]
     CLOSED_STREAM_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class ProposeRequest(_message.Message):
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     DEADLINES_MS_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    LEAST_SURVIVALS_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.Hello
     opens: _containers.RepeatedCompositeFieldContainer[_common_pb2.StreamOpen]
     closed_stream_ids: bytes
@@ -23,7 +24,8 @@ class ProposeRequest(_message.Message):
     slots: bytes
     deadlines_ms: bytes
     features: _common_pb2.Features
-    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., opens: _Optional[_Iterable[_Union[_common_pb2.StreamOpen, _Mapping]]] = ..., closed_stream_ids: _Optional[bytes] = ..., items: _Optional[_Union[_common_pb2.RequestItems, _Mapping]] = ..., slots: _Optional[bytes] = ..., deadlines_ms: _Optional[bytes] = ..., features: _Optional[_Union[_common_pb2.Features, _Mapping]] = ...) -> None: ...
+    least_survivals: bytes
+    def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., opens: _Optional[_Iterable[_Union[_common_pb2.StreamOpen, _Mapping]]] = ..., closed_stream_ids: _Optional[bytes] = ..., items: _Optional[_Union[_common_pb2.RequestItems, _Mapping]] = ..., slots: _Optional[bytes] = ..., deadlines_ms: _Optional[bytes] = ..., features: _Optional[_Union[_common_pb2.Features, _Mapping]] = ..., least_survivals: _Optional[bytes] = ...) -> None: ...
 
 class ProposeResponse(_message.Message):
     __slots__ = ("hello", "replies", "slots", "timings")

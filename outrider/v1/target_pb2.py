@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/target.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\x9d\x02\n\rVerifyRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\x12&\n\x05opens\x18\x02 \x03(\x0b\x32\x17.outrider.v1.StreamOpen\x12\x19\n\x11\x63losed_stream_ids\x18\x03 \x01(\x0c\x12(\n\x05items\x18\x04 \x01(\x0b\x32\x19.outrider.v1.RequestItems\x12!\n\x05slots\x18\x05 \x01(\x0b\x32\x12.outrider.v1.Slots\x12\x0c\n\x04runs\x18\x06 \x01(\x0c\x12\x15\n\rfeatures_from\x18\x07 \x01(\x0c\x12\x34\n\x0f\x66\x65\x61ture_request\x18\x08 \x01(\x0b\x32\x1b.outrider.v1.FeatureRequest\"\x8d\x02\n\x0eVerifyResponse\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x17.outrider.v1.HelloReply\x12(\n\x07replies\x18\x02 \x01(\x0b\x32\x17.outrider.v1.ReplyItems\x12\x12\n\nslots_done\x18\x03 \x01(\x0c\x12\x0c\n\x04\x63uts\x18\x04 \x01(\x0c\x12\t\n\x01p\x18\x05 \x01(\x0c\x12\x0c\n\x04\x65mit\x18\x06 \x01(\x0c\x12\r\n\x05\x62onus\x18\x07 \x01(\x0c\x12\x0f\n\x07\x64\x65nse_p\x18\x08 \x01(\x0c\x12%\n\x07timings\x18\t \x01(\x0b\x32\x14.outrider.v1.Timings\x12\'\n\x08\x66\x65\x61tures\x18\n \x01(\x0b\x32\x15.outrider.v1.Features2\xf3\x01\n\rTargetService\x12\x44\n\x07GetInfo\x12\x1b.outrider.v1.GetInfoRequest\x1a\x1c.outrider.v1.GetInfoResponse\x12U\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a!.outrider.v1.GetTokenizerResponse0\x01\x12\x45\n\x06Verify\x12\x1a.outrider.v1.VerifyRequest\x1a\x1b.outrider.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18outrider/v1/target.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\x9d\x02\n\rVerifyRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\x12&\n\x05opens\x18\x02 \x03(\x0b\x32\x17.outrider.v1.StreamOpen\x12\x19\n\x11\x63losed_stream_ids\x18\x03 \x01(\x0c\x12(\n\x05items\x18\x04 \x01(\x0b\x32\x19.outrider.v1.RequestItems\x12!\n\x05slots\x18\x05 \x01(\x0b\x32\x12.outrider.v1.Slots\x12\x0c\n\x04runs\x18\x06 \x01(\x0c\x12\x15\n\rfeatures_from\x18\x07 \x01(\x0c\x12\x34\n\x0f\x66\x65\x61ture_request\x18\x08 \x01(\x0b\x32\x1b.outrider.v1.FeatureRequest\"\xe6\x02\n\x0eVerifyResponse\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x17.outrider.v1.HelloReply\x12(\n\x07replies\x18\x02 \x01(\x0b\x32\x17.outrider.v1.ReplyItems\x12\x12\n\nslots_done\x18\x03 \x01(\x0c\x12\x0c\n\x04\x63uts\x18\x04 \x01(\x0c\x12\t\n\x01p\x18\x05 \x01(\x0c\x12\x0c\n\x04\x65mit\x18\x06 \x01(\x0c\x12\r\n\x05\x62onus\x18\x07 \x01(\x0c\x12\x0f\n\x07\x64\x65nse_p\x18\x08 \x01(\x0c\x12%\n\x07timings\x18\t \x01(\x0b\x32\x14.outrider.v1.Timings\x12\'\n\x08\x66\x65\x61tures\x18\n \x01(\x0b\x32\x15.outrider.v1.Features\x12\'\n\x08logprobs\x18\x0b \x01(\x0b\x32\x15.outrider.v1.Logprobs\x12.\n\x0fprompt_logprobs\x18\x0c \x01(\x0b\x32\x15.outrider.v1.Logprobs2\xf3\x01\n\rTargetService\x12\x44\n\x07GetInfo\x12\x1b.outrider.v1.GetInfoRequest\x1a\x1c.outrider.v1.GetInfoResponse\x12U\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a!.outrider.v1.GetTokenizerResponse0\x01\x12\x45\n\x06Verify\x12\x1a.outrider.v1.VerifyRequest\x1a\x1b.outrider.v1.VerifyResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,7 +35,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERIFYREQUEST']._serialized_start=68
   _globals['_VERIFYREQUEST']._serialized_end=353
   _globals['_VERIFYRESPONSE']._serialized_start=356
-  _globals['_VERIFYRESPONSE']._serialized_end=625
-  _globals['_TARGETSERVICE']._serialized_start=628
-  _globals['_TARGETSERVICE']._serialized_end=871
+  _globals['_VERIFYRESPONSE']._serialized_end=714
+  _globals['_TARGETSERVICE']._serialized_start=717
+  _globals['_TARGETSERVICE']._serialized_end=960
 # @@protoc_insertion_point(module_scope)
