@@ -10,7 +10,8 @@ import numpy as np
 
 from outrider.errors import Status
 from outrider.features import FeatureBlock, Features
-from outrider.seam import Cut, Replies, Timings, VerdictBatch
+from outrider.logprobs import LogprobBlock, LogprobRows, Logprobs
+from outrider.seam import NO_NOTE, Cut, Note, Replies, Timings, VerdictBatch
 from target_service.round import NO_F32, Verdict
 
 NO_VERDICT = Verdict(NO_F32, np.empty(0, np.uint32), 0)
@@ -29,6 +30,14 @@ class Answer(NamedTuple):
     status: Status = Status.OK
     error: str = ""
     features: FeatureBlock | None = None
+    logprobs: LogprobRows | None = None
+    prompt_logprobs: LogprobRows | None = None
+    note: Note = NO_NOTE
+
+    @property
+    def echo(self) -> tuple[int, int]:
+        """Stream and committed length."""
+        return self.stream_id, self.committed
 
 
 class ReplyTo(Protocol):
@@ -75,6 +84,7 @@ def to_batch(answers: Sequence[Answer], timings: Timings) -> VerdictBatch:
             statuses=np.array([answer.status for answer in answers], np.uint8),
             cached_lengths=np.array([answer.cached for answer in answers], np.uint32),
             errors={index: answer.error for index, answer in enumerate(answers) if answer.error},
+            notes={index: answer.note for index, answer in enumerate(answers) if answer.note is not NO_NOTE},
         ),
         slots_done=np.array([len(answer.verdict.emit) for answer in answers], np.uint8),
         cuts=np.array([answer.cut for answer in answers], np.uint8),
@@ -85,5 +95,15 @@ def to_batch(answers: Sequence[Answer], timings: Timings) -> VerdictBatch:
         timings=timings,
         features=Features.of(
             [(answer.stream_id, answer.features) for answer in answers if answer.features is not None]
+        ),
+        logprobs=Logprobs.of(
+            [LogprobBlock(*answer.echo, answer.logprobs) for answer in answers if answer.logprobs is not None]
+        ),
+        prompt_logprobs=Logprobs.of(
+            [
+                LogprobBlock(*answer.echo, answer.prompt_logprobs)
+                for answer in answers
+                if answer.prompt_logprobs is not None
+            ]
         ),
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from outrider.engine.config import EngineConfig
 from outrider.errors import InvalidArgument
 from outrider.rpc.options import TARGET_PORT
 from outrider.service import config as common
@@ -17,7 +18,7 @@ class TargetConfig(ServiceConfig):
 
     port: int = TARGET_PORT
     max_slots: int = 32
-    drain_s: float = 30.0
+    drain_seconds: float = 30.0
 
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)  # a class with slots is made twice, which breaks super()
@@ -27,9 +28,17 @@ class TargetConfig(ServiceConfig):
                 f"{self.max_num_batched_tokens} rows cannot hold max_slots + 1 = {self.max_slots + 1} of one stream",
             )
 
+    def engine(self) -> EngineConfig:
+        """As the base's; a round wants a row of logits for each slot and one behind them.
+
+        Raises:
+            InvalidArgument: naming the field.
+        """
+        return replace(ServiceConfig.engine(self), logits_rows=self.max_num_seqs * (self.max_slots + 1))
+
 
 def parse(arguments: Sequence[str]) -> TargetConfig:
     """As `outrider.service.config.parse`."""
     return common.parse(
-        TargetConfig, "python -m target_service", "Verifies drafted tokens for a coordinator.", arguments
+        TargetConfig, "target", "python -m target_service", "Verifies drafted tokens for a coordinator.", arguments
     )

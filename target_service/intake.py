@@ -7,16 +7,27 @@ slots, of the run's generation, whose committed length the run has passed or rea
 
 from __future__ import annotations
 
+import numpy as np
+
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.streams import Streams
-from outrider.errors import DeadlineExceeded, InvalidArgument, OutriderError, StaleCache, UnknownStream
+from outrider.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    OutriderError,
+    StaleCache,
+    Unavailable,
+    UnknownStream,
+)
 from outrider.features import NOT_WANTED
 from outrider.rpc.link import Attached, Delivery, Detached
 from outrider.seam import VerdictBatch, VerifyBatch
 from target_service.answers import Answer, Outbox
 from target_service.features import FeatureKeeper
 from target_service.item import Item, Stream, run_limit
+from target_service.logprobs import PromptScores
 from target_service.rows import Row, read_rows
+from target_service.scoring import draws_dense
 
 Message = Attached | Detached | Delivery[VerifyBatch, VerdictBatch]
 
@@ -124,16 +135,23 @@ class Intake:
                 continue
             known = self._known.get(opened.stream_id)
             if known is None:
-                self._known[opened.stream_id] = Stream(sequence)
-                self._scheduler.open(opened.stream_id)
+                prompt = None if opened.prompt_logprobs is None else PromptScores(opened.prompt_logprobs)
+                most = run_limit(opened, self._max_model_len)
+                self._known[opened.stream_id] = Stream(sequence, prompt=prompt, most=most)
+                self._scheduler.open(opened.stream_id, owner=delivery.owner, fork_of=opened.fork_of)
             else:
                 self._give_up(known)
+        is_open = [stream_id in self._known for stream_id in batch.items.stream_ids.tolist()]
+        # The rows of a dense q are told apart by what each stream was opened with.
+        garbled = len(batch.slots.dense_q) > 0 and any(batch.slots.per_item[~np.array(is_open, np.bool_)])
         for index, row in enumerate(read_rows(batch, self._known, self._vocab)):
             if index in delivery.refused:
                 continue
             try:
                 if row.stream_id in failed:
                     raise failed[row.stream_id]
+                if garbled and row.slots_sent and is_open[index] and draws_dense(self._known[row.stream_id].opened):
+                    raise Unavailable("its q cannot be told from that of a stream that is not open here; send it again")
                 taken = self._take(row, delivery)
             except OutriderError as error:
                 cached = error.cached_length if isinstance(error, StaleCache) else 0
@@ -180,14 +198,18 @@ class Intake:
                 return False
             if stream.ring is not None:
                 stream.ring.cut(sequence.cached)
+            _ready_prompt(stream)
             sequence.tokens.extend(row.proposal.x)
             stream.run = row.key if row.slots_sent == 0 else None
             # One token at least: an item is answered, whatever limit it has reached.
             run_end = 0 if row.slots_sent else max(min(row.key.committed + row.run, limit), row.key.committed + 1)
         if is_new_ring:
             # Computed once more with the same bits, so that a draft that comes late has a window to stand on.
-            committed, window = stream.sequence.committed, stream.ring.request.window if stream.ring else 0
-            stream.sequence.cached = min(stream.sequence.cached, max(committed - 1 - window, 0))
+            kept = max(stream.sequence.committed - 1 - stream.feature_window, 0)
+            stream.sequence.cached = min(stream.sequence.cached, kept)
+        # A retry feeds again what it wants the logits of.
+        fed_from = len(stream.sequence.tokens) - len(row.proposal.x) - 1
+        self._streams.rewind(stream.sequence, min(stream.sequence.cached, fed_from))
         stream.item = Item(
             delivery.link, row.key.generation, row.proposal, run_end, delivery.arrived_s, row.features_from
         )
@@ -229,3 +251,16 @@ class Intake:
         outside = next((token for token in row.tokens if token >= self._vocab), None)
         if outside is not None:
             raise InvalidArgument("tokens", f"{outside} is outside the vocabulary of {self._vocab} ids")
+
+
+def _ready_prompt(stream: Stream) -> None:
+    """Log-probabilities of the prompt travel with the round at its end: they are kept until an item is beyond it."""
+    sequence, prompt = stream.sequence, stream.prompt
+    if prompt is None:
+        return
+    if sequence.committed > stream.opened.prompt_length:
+        stream.prompt = None
+    elif stream.scores_prompt and prompt.read != sequence.cached:
+        # Positions whose rows were not looked at are computed once more.
+        sequence.cached = 0
+        prompt.restart()

@@ -12,6 +12,7 @@ from outrider.sampling import SamplingParams
 from outrider.seam import StreamOpen
 from target_service.answers import ReplyTo
 from target_service.features import FeatureRing
+from target_service.logprobs import PromptScores
 from target_service.proposal import Proposal
 
 
@@ -56,6 +57,8 @@ class Stream:
         answered: key of its last answer.
         run: the key at which its latest plain run began, as long as nothing else came after; None otherwise.
         ring: features of its last positions, once a draft has asked for them.
+        prompt: log-probabilities of its prompt, if they are wanted and until the first round is past.
+        most: committed length that it never exceeds.
     """
 
     sequence: Sequence
@@ -63,6 +66,13 @@ class Stream:
     answered: Key = NEVER
     run: Key | None = None
     ring: FeatureRing | None = None
+    prompt: PromptScores | None = None
+    most: int = 0
+
+    @property
+    def feature_window(self) -> int:
+        """Last positions whose features a draft looks at; 0 if none does."""
+        return self.ring.request.window if self.ring is not None else 0
 
     @property
     def opened(self) -> StreamOpen:
@@ -78,7 +88,18 @@ class Stream:
         assert self.item is not None, "a round at hand has an item"
         tail = len(self.item.proposal.x) + 1
         known = len(self.sequence.tokens)
-        return Work(tokens=known, rows=known - min(self.sequence.cached, known - tail), tail=tail)
+        return Work(
+            tokens=known,
+            rows=known - min(self.sequence.cached, known - tail),
+            tail=tail,
+            scored=self.scores_prompt,
+            most=self.most,
+        )
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether logits are wanted for every token that is fed."""
+        return self.prompt is not None and not self.prompt.complete(self.opened.prompt_length)
 
 
 def run_limit(opened: StreamOpen, max_model_len: int) -> int:

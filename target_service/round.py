@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.engine.grammar import Matcher
 from outrider.seam import StreamOpen
 from target_service.proposal import Proposal
 
@@ -25,12 +26,14 @@ class Round(NamedTuple):
         tokens: its tokens, the fed drafted ones included.
         committed: committed length at the start of the round.
         proposal: the slots.
+        matcher: follows the stream's grammar, if it has one.
     """
 
     opened: StreamOpen
     tokens: Sequence[int]
     committed: int
     proposal: Proposal
+    matcher: Matcher | None = None
 
     @property
     def rows(self) -> int:

@@ -26,6 +26,7 @@ from outrider.errors import OutriderError
 from outrider.noise import Role, gumbel_row_keys, uniforms
 from outrider.sampling import Form, Rule
 from outrider.seam import StreamOpen
+from target_service.planted import row_shift
 from target_service.proposal import Proposal
 from target_service.round import NO_F32, Round, Verdict
 
@@ -55,6 +56,7 @@ def judge(logits: Tensor, rounds: Sequence[Round]) -> list[Verdict | OutriderErr
     Args:
         logits: [sum of the rounds' rows, vocab] float32, in the order of the rounds.
     """
+    logits = row_shift(logits, rounds)
     verdicts: list[Verdict | OutriderError] = []
     start = stop = 0
     chunk: list[Round] = []
@@ -115,7 +117,13 @@ def _take(logits: Tensor, rounds: Sequence[Round], starts: list[int], wanted: li
 
 def _contexts(rounds: Sequence[Round]) -> list[RowContext]:
     return [
-        RowContext(a_round.opened.params, a_round.tokens, a_round.committed + slot, a_round.opened.prompt_length)
+        RowContext(
+            a_round.opened.params,
+            a_round.tokens,
+            a_round.committed + slot,
+            a_round.opened.prompt_length,
+            a_round.matcher,
+        )
         for a_round in rounds
         for slot in range(a_round.rows)
     ]

@@ -23,17 +23,21 @@ import torch
 from outrider.engine.batch import Span
 from outrider.engine.block_manager import BlockManager
 from outrider.engine.formation import Piece
+from outrider.engine.grammar import Grammars
 from outrider.engine.runner import Step, StepTiming, Wait
 from outrider.engine.scheduler import Scheduler
 from outrider.engine.streams import Streams
-from outrider.errors import OutriderError, Overloaded, Preempted
+from outrider.errors import OutriderError, Overloaded
 from outrider.features import NOT_WANTED, FeatureBlock
+from outrider.logprobs import LogprobRows
 from outrider.seam import Timings
 from target_service.answers import Answer, Outbox
 from target_service.features import FeatureKeeper, Fed, HiddenStates
 from target_service.intake import Intake, Message
 from target_service.item import Stream, stops
+from target_service.kv_pool import KVPool
 from target_service.round import Round, Verdict
+from target_service.scored_rows import ScoredRows
 from target_service.scoring import accepted_at_most, judge
 
 log = logging.getLogger(__name__)
@@ -59,6 +63,8 @@ class Verifier:
         limits: of a step and a stream.
         lease_s: seconds for which the streams of a lost link are kept.
         hidden_states: of the model; None for one that has none to give to drafts.
+        allow_planted_errors: whether streams may ask for errors on purpose.
+        grammars: constrain what streams with one may draw.
         clock: `time.monotonic`, as the links stamp arrivals with it.
     """
 
@@ -71,11 +77,15 @@ class Verifier:
         limits: Limits,
         lease_s: float,
         hidden_states: HiddenStates | None = None,
+        allow_planted_errors: bool = False,
+        grammars: Grammars,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.streams = Streams(block_manager, lease_s, clock)
+        self.streams = Streams(
+            block_manager, lease_s, clock, allow_planted_errors=allow_planted_errors, matcher=grammars.matcher
+        )
         self.scheduler = Scheduler(
-            _Pool(block_manager, self.streams),
+            KVPool(block_manager, self.streams, lambda stream_id: self._intake[stream_id]),
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             clock=clock,
@@ -96,13 +106,12 @@ class Verifier:
         """The next step, or how long to wait for it."""
         self._intake.expire()
         formation = self.scheduler.form()
-        for stream_id in formation.preempted:
-            self._intake.end(stream_id, Preempted("the KV pool is full and older streams come first"))
         for stream_id in formation.refused:
             self._intake.end(stream_id, Overloaded("the stream is longer than the whole KV pool"))
         self._outbox.flush()
         if formation.pieces:
-            return Step([self._span(piece) for piece in formation.pieces], formation.pieces)
+            spans = [self._span(piece) for piece in formation.pieces]
+            return Step(spans, formation.pieces, self.streams.take_copies())
         if formation.wait_s is not None:
             return Wait(formation.wait_s)
         # Streams end with their lease or deadline even if no message comes.
@@ -115,19 +124,24 @@ class Verifier:
         complete: list[tuple[Piece, Stream]] = []
         fed: list[Fed] = []
         row = 0
+        scored = ScoredRows(logits.shape[0])
         for piece, span in zip(step.payload, step.spans, strict=True):
             stream = self._intake[piece.stream_id]
+            scored.add(stream, span, last=piece.last)
             stream.sequence.fed(span)
+            self.streams.publish(stream.sequence)
             if stream.ring is not None:
                 fed.append(Fed(stream.ring, span, row))
             row += len(span.tokens)
             if piece.last:
                 complete.append((piece, stream))
         self.features.record(fed)
+        raw = scored.raw(logits)
         if self._drawable < logits.shape[1]:
             logits[:, self._drawable :] = -math.inf
         rounds = [_round(stream) for _, stream in complete]
-        verdicts = judge(logits, rounds) if rounds else []
+        verdicts = judge(scored.judged(logits), rounds) if rounds else []
+        logprobs = scored.take(raw, rounds, verdicts) if raw is not None else {}
         now = self._clock()
         queue_s = sum(timing.started - stream.item.ready_s for _, stream in complete if stream.item is not None)
         timings = Timings(
@@ -143,7 +157,7 @@ class Verifier:
             if isinstance(verdict, OutriderError):
                 self._intake.end(piece.stream_id, verdict)
             else:
-                self._answer(piece.stream_id, stream, verdict)
+                self._answer(piece.stream_id, stream, verdict, logprobs.get(piece.stream_id))
         self._outbox.flush(timings)
 
     def fail(self, step: Step[Pieces], error: Exception) -> None:
@@ -155,15 +169,25 @@ class Verifier:
 
     def _span(self, piece: Piece) -> Span:
         stream = self._intake[piece.stream_id]
-        return stream.sequence.span(stream.work().tail, limit=None if piece.last else piece.rows)
+        span = stream.sequence.span(stream.work().tail, limit=None if piece.last else piece.rows)
+        return span._replace(wanted=len(span.tokens)) if stream.scores_prompt else span
 
-    def _answer(self, stream_id: int, stream: Stream, verdict: Verdict) -> None:
+    def _answer(self, stream_id: int, stream: Stream, verdict: Verdict, logprobs: LogprobRows | None) -> None:
         item, sequence, key = stream.item, stream.sequence, stream.key
         assert item is not None, "only outstanding items ride in a step"
-        features = _features(stream, verdict)
-        self._outbox.add(
-            item.link, Answer(stream_id, *key, sequence.cached, verdict, item.proposal.cut, features=features)
+        at_prompt = stream.prompt is not None and key.committed == stream.opened.prompt_length
+        answer = Answer(
+            stream_id,
+            *key,
+            sequence.cached,
+            verdict,
+            item.proposal.cut,
+            features=_features(stream, verdict),
+            logprobs=logprobs,
+            note=sequence.take_note(),
+            prompt_logprobs=stream.prompt.rows() if stream.prompt is not None and at_prompt else None,
         )
+        self._outbox.add(item.link, answer)
         stream.answered = key
         if not item.run_end:
             self._intake.done(stream_id)
@@ -180,34 +204,10 @@ class Verifier:
             self.scheduler.submit(stream_id, stream.work(), arrived_s=item.ready_s)
 
 
-class _Pool:
-    """KV room by stream id, for the scheduler."""
-
-    def __init__(self, block_manager: BlockManager, streams: Streams) -> None:
-        self._block_manager = block_manager
-        self._streams = streams
-
-    def fits(self, tokens: int) -> bool:
-        return self._block_manager.blocks_for(tokens) <= self._block_manager.num_blocks
-
-    def grow(self, stream_id: int, tokens: int, spare_blocks: int) -> bool:
-        sequence = self._streams.get(stream_id)
-        assert sequence is not None, "the scheduler knows open streams only"
-        missing = self._block_manager.missing(sequence.blocks, tokens)
-        if missing and missing + spare_blocks > self._block_manager.free_blocks:
-            return False
-        self._streams.reserve(sequence, tokens)
-        return True
-
-    def release(self, stream_id: int) -> None:
-        sequence = self._streams.get(stream_id)
-        assert sequence is not None, "the scheduler knows open streams only"
-        self._streams.drop_cache(sequence)
-
-
 def _round(stream: Stream) -> Round:
     assert stream.item is not None, "only outstanding items ride in a step"
-    return Round(stream.opened, stream.sequence.tokens, stream.sequence.committed, stream.item.proposal)
+    sequence = stream.sequence
+    return Round(stream.opened, sequence.tokens, sequence.committed, stream.item.proposal, sequence.matcher)
 
 
 def _features(stream: Stream, verdict: Verdict) -> FeatureBlock | None:

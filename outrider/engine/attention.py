@@ -26,7 +26,7 @@ from outrider.errors import ModelRefused
 
 IMPLEMENTATION = "outrider_paged"
 
-LayerCall = Callable[[Tensor, Tensor, Tensor, float | None, int | None, float | None], Tensor]
+LayerCall = Callable[[Tensor, Tensor, Tensor, float | None, int | None, float | None, Tensor | None], Tensor]
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ def paged_attention(
         dropout: Ignored: inference only.
         sliding_window: A row sees itself and the window - 1 keys before it.
         softcap: Scores become softcap * tanh(score / softcap).
-        s_aux: Attention sinks, not supported.
+        s_aux: [query_heads] attention sinks: one more logit per head in the softmax, with no value behind it.
         position_bias: Learned bias, not supported.
 
     Returns:
@@ -81,12 +81,10 @@ def paged_attention(
     Raises:
         ModelRefused: the model asks for something this function does not compute.
     """
-    if s_aux is not None:
-        raise ModelRefused(f"{type(module).__name__} uses attention sinks, which the paged attention does not compute")
     if position_bias is not None:
         raise ModelRefused(f"{type(module).__name__} uses a position bias, which the paged attention does not compute")
     layer: LayerCall = module.outrider_layer  # type: ignore[assignment]
-    return layer(query, key, value, scaling, sliding_window, softcap), None
+    return layer(query, key, value, scaling, sliding_window, softcap, s_aux), None
 
 
 class GatherLayer:
@@ -109,6 +107,7 @@ class GatherLayer:
         scaling: float | None,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         batch = self._step.current
         heads, rows, head_dim = query.shape[1:]
@@ -127,14 +126,23 @@ class GatherLayer:
             stored = (call.streams, call.keys, kv_heads, width)
             k = self._key_blocks.index_select(0, call.blocks).view(stored).transpose(1, 2)
             v = self._value_blocks.index_select(0, call.blocks).view(stored).transpose(1, 2)
-            out = attend(q, k if head_dim == width else k[..., :head_dim], v, bias, scaling, softcap)
+            sink = None
+            if sinks is not None:
+                # The query head of each packed row is what is left of its place in the flat view.
+                by_row = sinks.index_select(0, call.queries % heads).view(call.streams, call.packed, call.heads, 1)
+                sink = by_row.transpose(1, 2)
+            out = attend(q, k if head_dim == width else k[..., :head_dim], v, bias, scaling, softcap, sink)
             results.append(out.transpose(1, 2).reshape(-1, width))
         result = results[0] if len(results) == 1 else torch.cat(results)
         return result.index_select(0, layout.outputs).view(1, rows, heads, width)[..., : self._shape.value_dim]
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scaling: float, softcap: float | None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scaling: float, softcap: float | None, sink: Tensor | None
+) -> Tensor:
     """softmax(cap(q k^T * scaling) + bias) v, with fewer KV heads than query heads allowed.
+
+    With a sink s, each weight is exp(score) / (exp(s) + sum of exp(scores)) (gpt-oss model card, arXiv 2508.10925).
 
     Args:
         q: [streams, heads, rows, width].
@@ -142,15 +150,22 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scaling: float, softca
         bias: [streams, 1, rows, keys].
         scaling: Factor on the scores.
         softcap: Gemma-2's cap on the scores (Gemma 2 report, section 2), or None.
+        sink: [streams, heads, rows, 1] of each row's head, or None.
     """
     grouped = q.shape[1] != k.shape[1]
-    if softcap is None:
+    if softcap is None and sink is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scaling, enable_gqa=grouped)
     if grouped:
         repeats = q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
-    scores = torch.tanh(torch.matmul(q, k.transpose(2, 3)) * (scaling / softcap)) * softcap
-    return torch.matmul(torch.softmax(scores + bias, -1, dtype=accumulator(q.dtype)).to(q.dtype), v)
+    scores = torch.matmul(q, k.transpose(2, 3))
+    scores = scores * scaling if softcap is None else torch.tanh(scores * (scaling / softcap)) * softcap
+    scores = scores + bias
+    total = accumulator(q.dtype)
+    if sink is None:
+        return torch.matmul(torch.softmax(scores, -1, dtype=total).to(q.dtype), v)
+    weights = torch.softmax(torch.cat([scores.to(total), sink.to(total)], -1), -1)[..., :-1]
+    return torch.matmul(weights.to(q.dtype), v)
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -173,12 +188,14 @@ class DenseLayer:
         scaling: float | None,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None,
     ) -> Tensor:
         heads, rows, head_dim = query.shape[1:]
         self._shapes[self._layer] = LayerShape(
-            heads, key.shape[1], head_dim, value.shape[3], window, softcap, key.dtype, key.device
+            heads, key.shape[1], head_dim, value.shape[3], window, softcap, key.dtype, key.device, sinks is not None
         )
         position = torch.arange(rows, device=query.device)
         call = Call(position, 1, rows, heads, rows, position, position[None])
-        out = attend(query, key, value, call.bias(window, query.dtype), scaling or head_dim**-0.5, softcap)
+        sink = None if sinks is None else sinks.view(1, heads, 1, 1).expand(1, heads, rows, 1)
+        out = attend(query, key, value, call.bias(window, query.dtype), scaling or head_dim**-0.5, softcap, sink)
         return out.transpose(1, 2)

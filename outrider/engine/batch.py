@@ -75,7 +75,7 @@ class RaggedBatch:
         tokens: Number of real rows; the rest up to `rows` is padding that writes to the scratch block.
         rows: Padded number of rows.
         input_ids: [1, rows].
-        positions: [1, rows].
+        positions: [1, rows] in the text, which is what a row's rotation depends on. All else counts places in the KV.
         slots: [rows] index of each row's KV slot (block * block_size + offset).
         new_blocks: Blocks whose first slot is written in this step.
         wanted: [padded] rows whose logits are wanted, in span order; the padding repeats the first.
@@ -101,7 +101,8 @@ class RaggedBatch:
         found = []
         row = 0
         for index, span in enumerate(self.spans):
-            position, end = span.start, span.start + len(span.tokens)
+            position = span.start - span.dropped
+            end = position + len(span.tokens)
             while position < end:
                 keys = (position // KEY_BLOCK + 1) * KEY_BLOCK
                 rows = min(end, keys) - position
@@ -165,8 +166,9 @@ def build_batch(
         ids.extend(span.tokens)
         positions.extend(range(span.start, end))
         blocks = span.blocks
-        slots.extend(blocks[p // block_size] * block_size + p % block_size for p in range(span.start, end))
-        new_blocks.extend(blocks[p // block_size] for p in range(round_up(span.start, block_size), end, block_size))
+        first, last = span.start - span.dropped, end - span.dropped
+        slots.extend(blocks[p // block_size] * block_size + p % block_size for p in range(first, last))
+        new_blocks.extend(blocks[p // block_size] for p in range(round_up(first, block_size), last, block_size))
         wanted.extend(range(len(ids) - span.wanted, len(ids)))
     tokens = len(ids)
     rows = rule.pad(tokens)

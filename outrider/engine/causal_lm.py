@@ -13,6 +13,7 @@ from torch import Tensor
 from outrider.engine import attention, experts
 from outrider.engine.attention import DenseLayer, GatherLayer, Step
 from outrider.engine.batch import RowRule, Span, build_batch
+from outrider.engine.block_manager import Copy
 from outrider.engine.config import VARLEN_PAGE
 from outrider.engine.kv_cache import KVCache, LayerShape
 from outrider.engine.support import architecture_of
@@ -68,6 +69,9 @@ class PagedCausalLM:
         self.dtype: torch.dtype = network.dtype
         self.kv: KVCache | None = None
         self._step = Step()
+        decoder = network.get_decoder()
+        # Where a class calls its output head `decoder`, transformers returns that.
+        self._decoder = network.base_model if isinstance(decoder, torch.nn.Linear) else decoder
         self._candidates = [m for m in network.modules() if isinstance(getattr(m, "layer_idx", None), int)]
         self._keeps_logits = "logits_to_keep" in inspect.signature(network.forward).parameters
         self.shapes: dict[int, LayerShape] = {}
@@ -96,6 +100,12 @@ class PagedCausalLM:
         for index, shape in self.shapes.items():
             self._candidates[index].outrider_layer = layer_type(self._step, kv.layers[index], shape)
         self.kv = kv
+
+    def copy_kv(self, copies: Sequence[Copy]) -> None:
+        """Copies KV between blocks; see `KVCache.copy`."""
+        if self.kv is None:
+            raise RuntimeError("allocate_kv() comes before copy_kv()")
+        self.kv.copy(copies)
 
     def use_paged(self) -> None:
         """Makes the network compute attention and experts the engine's way."""
@@ -135,7 +145,7 @@ class PagedCausalLM:
         self._step.batch = batch
         try:
             if not batch.wanted_count:
-                self.network.get_decoder()(input_ids=batch.input_ids, position_ids=batch.positions, use_cache=False)
+                self._decoder(input_ids=batch.input_ids, position_ids=batch.positions, use_cache=False)
                 return torch.empty((0, self.vocab_rows), dtype=torch.float32, device=self.device)
             wanted = torch.from_numpy(batch.wanted).to(self.device, non_blocking=True)
             logits = self._logits(batch.input_ids, batch.positions, wanted)
@@ -150,7 +160,7 @@ class PagedCausalLM:
                 input_ids=input_ids, position_ids=positions, use_cache=False, logits_to_keep=wanted, return_dict=True
             )
             return out.logits[0]
-        out = self.network.get_decoder()(input_ids=input_ids, position_ids=positions, use_cache=False, return_dict=True)
+        out = self._decoder(input_ids=input_ids, position_ids=positions, use_cache=False, return_dict=True)
         return self.network.get_output_embeddings()(out.last_hidden_state[0].index_select(0, wanted))
 
     @torch.inference_mode()
@@ -162,7 +172,11 @@ class PagedCausalLM:
         ids = torch.arange(OBSERVED_TOKENS, device=self.device)[None]
         logits = self._logits(ids, ids, ids[0])
         layers = self.network.config.get_text_config().num_hidden_layers
-        if len(self.shapes) != layers:
+        if len(self.shapes) > layers:
+            raise ModelRefused(
+                f"{architecture}: {len(self.shapes)} modules call transformers' AttentionInterface for {layers} layers"
+            )
+        if len(self.shapes) < layers:
             raise ModelRefused(
                 f"{architecture}: only {len(self.shapes)} of {layers} layers call transformers' AttentionInterface"
             )

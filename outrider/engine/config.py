@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from outrider.dummy import LOAD_FORMAT, LOAD_FORMATS
 from outrider.errors import InvalidArgument
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "float64"]
@@ -34,7 +35,9 @@ class EngineConfig:
         kv_cache_tokens: Size of the KV pool in tokens; unset means derived from the memory plan.
         max_num_seqs: Streams that may be scheduled in one step.
         max_num_batched_tokens: Tokens fed in one step, over all streams.
+        logits_rows: Rows of logits that a step can ask for; unset means one per stream. For the memory plan.
         gpu_memory_utilization: Share of the GPU's memory for weights, KV and workspace together, in (0, 1].
+        load_format: `auto` reads the weights; `dummy` makes random ones from config.json alone, for measuring speed.
         threads: Torch threads of the engine thread; unset leaves torch's own choice.
         trust_remote_code: Whether a model folder may bring its own Python code.
     """
@@ -49,7 +52,9 @@ class EngineConfig:
     kv_cache_tokens: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
+    logits_rows: int | None = None
     gpu_memory_utilization: float = 0.9
+    load_format: str = "auto"
     threads: int | None = None
     trust_remote_code: bool = False
 
@@ -60,11 +65,13 @@ class EngineConfig:
             raise InvalidArgument("dtype", f"{self.dtype!r} is not one of {', '.join(DTYPES)}")
         if not DEVICE.fullmatch(self.device):
             raise InvalidArgument("device", f"{self.device!r} is not cpu, auto, cuda or cuda:N")
+        if self.load_format not in LOAD_FORMATS:
+            raise InvalidArgument("load_format", f"{self.load_format!r} is not one of {', '.join(LOAD_FORMATS)}")
         if self.block_size is not None and not is_block_size(self.block_size):
             raise InvalidArgument(
                 "block_size", f"{self.block_size} neither divides {KEY_BLOCK} nor is a multiple of {VARLEN_PAGE}"
             )
-        for field in ("max_model_len", "kv_cache_tokens", "threads"):
+        for field in ("max_model_len", "kv_cache_tokens", "logits_rows", "threads"):
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise InvalidArgument(field, f"{value} is below 1")
@@ -79,6 +86,11 @@ class EngineConfig:
             raise InvalidArgument("gpu_memory_utilization", f"{self.gpu_memory_utilization} is outside (0, 1]")
         if self.dtype == "float64" and self.threads not in (None, 1):
             raise InvalidArgument("threads", f"{self.threads} with dtype float64, whose bits hold on one thread only")
+
+    @property
+    def is_dummy(self) -> bool:
+        """Whether the weights are random."""
+        return self.load_format == LOAD_FORMAT
 
     @property
     def on_cuda(self) -> bool:

@@ -2,8 +2,8 @@
 
 A row of the head stands for position t. It is fed the embedding of token t + 1 and a hidden state for position t, and
 its logits are q for token t + 2. Where the target has passed position t, the hidden state is `fuse(features)`: three of
-the target's layers, projected. Further on it is the head's own output for the row before, which is why that output (and
-not its norm) is what `forward` returns.
+the target's layers, projected. Further on it is `carry` of the head's own output for the row before (the identity in
+the published layout), which is why that output (and not its norm) is what `forward` returns.
 
 The head computes, it does not remember: attention is the caller's, given as a function, so that training can unroll
 it over a whole batch and serving can keep keys and values as it likes.
@@ -51,6 +51,10 @@ class Eagle3Config:
         rope_scaling: Llama 3's stretch; unset leaves the rotary embedding as it is.
         window: Positions a row may look back, itself included; unset means all.
         norm_before_residual: Whether the residual starts from the normed hidden state.
+        direct: Whether the head has two matrices more than the published layout: `embed_proj`, which adds the token's
+            embedding to the residual, and `carry`, which turns an output into the next step's hidden state. Without
+            them a token enters through the values of the attention alone, kv_heads * head_dim wide, and a small head
+            learns slowly what follows which token.
     """
 
     hidden: int
@@ -67,15 +71,16 @@ class Eagle3Config:
     rope_scaling: Llama3Rope | None = None
     window: int | None = None
     norm_before_residual: bool = False
+    direct: bool = False
 
     @property
     def parameters(self) -> int:
         """Number of weights, the shared embedding not counted."""
         attention = self.head_dim * (2 * self.hidden * (self.heads + 2 * self.kv_heads) + self.heads * self.hidden)
         fused = len(self.feature_layers) * self.target_hidden * self.hidden
-        return (
-            fused + attention + 3 * self.hidden * self.intermediate + self.draft_vocab * self.hidden + 4 * self.hidden
-        )
+        direct = 2 * self.hidden**2 if self.direct else 0
+        layer = attention + 3 * self.hidden * self.intermediate + direct
+        return fused + layer + self.draft_vocab * self.hidden + 4 * self.hidden
 
 
 class Eagle3Head(nn.Module):
@@ -87,6 +92,7 @@ class Eagle3Head(nn.Module):
         self.fc = nn.Linear(len(config.feature_layers) * config.target_hidden, config.hidden, bias=False)
         self.midlayer = _Layer(config)
         self.norm = _Norm(config.hidden, eps=config.norm_eps)
+        self.carry = nn.Linear(config.hidden, config.hidden, bias=False) if config.direct else nn.Identity()
         self.lm_head = nn.Linear(config.hidden, config.draft_vocab, bias=False)
         # Target id of each draft id: everything that leaves the head speaks the target's ids.
         self.register_buffer("target_ids", torch.arange(config.draft_vocab), persistent=False)
@@ -102,12 +108,12 @@ class Eagle3Head(nn.Module):
 
         Args:
             embeddings: [rows, hidden] the target's embedding of the token behind each row's position.
-            hidden: [rows, hidden] `fuse(...)`, or what this function returned for the row before.
+            hidden: [rows, hidden] `fuse(...)`, or `carry(...)` of what this function returned for the row before.
             positions: int64 [rows].
             attend: Attention over the caller's keys and values.
 
         Returns:
-            [rows, hidden]: what the next step is fed, and what `logits` reads.
+            [rows, hidden]: what `carry` makes the next step's hidden state of, and what `logits` reads.
         """
         stepped: Tensor = self.midlayer(embeddings, hidden, positions, attend)
         return stepped
@@ -119,8 +125,9 @@ class Eagle3Head(nn.Module):
 
     def key_value(self, embeddings: Tensor, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Rotated keys and values [rows, kv_heads, head_dim] alone, for rows whose output nobody reads."""
-        both, _ = self.midlayer.mix(embeddings, hidden)
-        return self.midlayer.self_attn.key_value(both, positions)
+        layer = self.midlayer
+        both = torch.cat([layer.input_layernorm(embeddings), layer.hidden_norm(hidden)], dim=-1)
+        return layer.self_attn.key_value(both, positions)
 
 
 class _Norm(nn.RMSNorm):
@@ -136,6 +143,9 @@ class _Layer(nn.Module):
         self.norm_before_residual = config.norm_before_residual
         self.self_attn = _Attention(config)
         self.mlp = _Mlp(config)
+        self.embed_proj: nn.Linear | None = None
+        if config.direct:
+            self.embed_proj = nn.Linear(config.hidden, config.hidden, bias=False)
         self.input_layernorm = _Norm(config.hidden, eps=config.norm_eps)
         self.hidden_norm = _Norm(config.hidden, eps=config.norm_eps)
         self.post_attention_layernorm = _Norm(config.hidden, eps=config.norm_eps)
@@ -147,9 +157,11 @@ class _Layer(nn.Module):
 
     def mix(self, embeddings: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """[rows, 2 * hidden] input of the attention, and the residual."""
-        normed = self.hidden_norm(hidden)
-        both = torch.cat([self.input_layernorm(embeddings), normed], dim=-1)
-        return both, normed if self.norm_before_residual else hidden
+        normed, token = self.hidden_norm(hidden), self.input_layernorm(embeddings)
+        residual = normed if self.norm_before_residual else hidden
+        if self.embed_proj is not None:
+            residual = residual + self.embed_proj(token)
+        return torch.cat([token, normed], dim=-1), residual
 
 
 class _Attention(nn.Module):

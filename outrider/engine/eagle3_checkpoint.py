@@ -25,6 +25,7 @@ ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Spec
 
 _WEIGHTS = "model.safetensors"
 _PICKLED = "pytorch_model.bin"
+_DIRECT = "outrider_direct_embedding"  # not in the published layout, hence under our name
 
 
 def is_eagle3(config: Mapping[str, Any]) -> bool:
@@ -73,6 +74,7 @@ def read_config(raw: Mapping[str, Any], *, target_layers: int | None = None) -> 
         rope_scaling=_rope_scaling(rope),
         window=raw.get("sliding_window"),
         norm_before_residual=bool(raw.get("norm_before_residual", False)),
+        direct=bool(raw.get(_DIRECT, False)),
     )
 
 
@@ -140,6 +142,7 @@ def save(head: Eagle3Head, folder: Path, *, target: str, dtype: torch.dtype = to
         "draft_vocab_size": config.draft_vocab,
         "target_hidden_size": config.target_hidden,
         "norm_before_residual": config.norm_before_residual,
+        **({_DIRECT: True} if config.direct else {}),
         "eagle_config": {
             "use_aux_hidden_state": True,
             "eagle_aux_hidden_state_layer_ids": list(config.feature_layers),

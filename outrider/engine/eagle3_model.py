@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outrider.engine.block_manager import Copy
 from outrider.engine.eagle3 import Eagle3Head
 from outrider.engine.feature_store import FeatureStore
 from outrider.engine.info import ModelInfo
@@ -99,8 +100,15 @@ class Eagle3Model:
         shape = (seats * self._ring, config.kv_heads, config.head_dim)
         self._keys = torch.zeros(shape, dtype=self._dtype, device=self._device)
         self._values = torch.zeros_like(self._keys)
-        self._outputs = torch.zeros((seats, config.hidden), dtype=self._dtype, device=self._device)
+        self._carried = torch.zeros((seats, config.hidden), dtype=self._dtype, device=self._device)
         self._boxes = torch.arange(self._ring, device=self._device)
+
+    def copy_kv(self, copies: Sequence[Copy]) -> None:
+        """
+        Raises:
+            RuntimeError: always; a head's keys and values hang on the features of its own stream.
+        """
+        raise RuntimeError(f"a head's KV is never shared, {len(copies)} copies were asked for")
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span]) -> Tensor:
@@ -127,7 +135,7 @@ class Eagle3Model:
             return self._attend(query, seats, visible)
 
         output = self._head(embedded, hidden, positions, attend)
-        self._outputs.index_copy_(0, seats, output)
+        self._carried.index_copy_(0, seats, self._head.carry(output))
         return self._head.logits(output).to(torch.float32)
 
     def _lay_out(self, spans: Sequence[Span]) -> _Rows:
@@ -153,12 +161,12 @@ class Eagle3Model:
     def _hidden(self, rows: _Rows, seats: Tensor) -> Tensor:
         """[rows, hidden]: fused features, or the head's output for the row before."""
         if not rows.features:
-            return self._outputs[seats]
+            return self._carried[seats]
         told = torch.from_numpy(np.concatenate(rows.features)).view(torch.bfloat16).to(self._device, self._dtype)
         fused = self._head.fuse(told)
         if not rows.drafted:
             return fused
-        hidden = self._outputs[seats]
+        hidden = self._carried[seats]
         is_drafted = set(rows.drafted)
         hidden[self._ints([row for row in range(len(rows.ids)) if row not in is_drafted])] = fused
         return hidden

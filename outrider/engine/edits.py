@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.engine.grammar import Matcher
 from outrider.sampling import SamplingParams
 
 Ids = NDArray[np.int64]
@@ -24,27 +25,32 @@ class RowContext(NamedTuple):
         tokens: the stream's tokens, at least as many as `length` (a verify row's includes the slots drafted before it).
         length: tokens before the row's own position, prompt included; those behind it are not looked at.
         prompt_len: how many of them are prompt.
+        matcher: follows the stream's grammar, or None where there is none to follow.
     """
 
     params: SamplingParams
     tokens: Sequence[int]
     length: int
     prompt_len: int
+    matcher: Matcher | None = None
 
 
 def edit(logits: Tensor, rows: Sequence[RowContext]) -> Tensor:
-    """A copy of the logits with every request's masks, biases, minimum length and penalties, in this order.
+    """A copy of the logits with each request's edits.
 
-    Ids beyond the vocabulary are ignored. Penalties follow the usual definitions: repetition (Keskar et al.,
-    arXiv 1909.05858) over prompt and text, presence and frequency over the generated text only.
+    In this order: grammar, allowed ids, biases, banned words, minimum length, penalties. Ids beyond the vocabulary are
+    ignored. Penalties follow the usual definitions: repetition (Keskar et al., arXiv 1909.05858) over prompt and text,
+    presence and frequency over the generated text only.
 
     Args:
         logits: [rows, vocab] float32.
         rows: one per row.
     """
     edited = logits.clone()
+    _constrain(edited, rows)
     _allow(edited, rows)
     _bias(edited, rows)
+    _ban(edited, rows)
     _hold_stops(edited, rows)
     _penalise(edited, rows)
     return edited
@@ -76,6 +82,20 @@ class _Points:
         return _to(np.concatenate(self._values), device)
 
 
+def _constrain(logits: Tensor, rows: Sequence[RowContext]) -> None:
+    masks, masked = [], []
+    for i, row in enumerate(rows):
+        if row.matcher is None:
+            continue
+        mask = row.matcher.mask(row.tokens[row.prompt_len : row.length], logits.shape[1])
+        if mask is not None:
+            masks.append(mask)
+            masked.append(i)
+    if masks:
+        index = torch.tensor(masked, device=logits.device)
+        logits[index] = logits[index].masked_fill(~_to(np.stack(masks), logits.device), -math.inf)
+
+
 def _allow(logits: Tensor, rows: Sequence[RowContext]) -> None:
     allowed = _Points(logits.shape[1])
     masked = []
@@ -98,6 +118,24 @@ def _bias(logits: Tensor, rows: Sequence[RowContext]) -> None:
             biased.add(i, np.array(ids), np.array(values))
     if biased:
         logits.index_put_(biased.index(logits.device), biased.values(logits.device), accumulate=True)
+
+
+def _ban(logits: Tensor, rows: Sequence[RowContext]) -> None:
+    banned = _Points(logits.shape[1])
+    for i, row in enumerate(rows):
+        if not row.params.bad_words:
+            continue
+        longest = max(map(len, row.params.bad_words)) - 1
+        before = tuple(row.tokens[max(row.length - longest, 0) : row.length])
+        last = {word[-1] for word in row.params.bad_words if _ends_with(before, word[:-1])}
+        if last:
+            banned.add(i, np.array(sorted(last)), -math.inf)
+    if banned:
+        logits.index_put_(banned.index(logits.device), banned.values(logits.device))
+
+
+def _ends_with(tokens: tuple[int, ...], end: tuple[int, ...]) -> bool:
+    return not end or tokens[-len(end) :] == end
 
 
 def _hold_stops(logits: Tensor, rows: Sequence[RowContext]) -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 
 class Pool(Protocol):
     """KV room by stream; the block manager seen from here."""
 
-    def fits(self, tokens: int) -> bool:
-        """Whether an empty pool could hold this many tokens of one stream."""
+    def fits(self, *tokens: int) -> bool:
+        """Whether an empty pool could hold streams of so many tokens each."""
+
+    def admit(self, stream_id: int, work: Work, spare_blocks: int) -> int | None:
+        """Makes room for a stream that holds nothing.
+
+        Returns:
+            How many of its first rows need not be fed because their KV was found; None, and nothing is taken, if blocks
+            are lacking or if fewer than `spare_blocks` would stay free.
+        """
 
     def grow(self, stream_id: int, tokens: int, spare_blocks: int) -> bool:
         """Makes room for a stream's first `tokens` tokens.
@@ -30,11 +38,23 @@ class Work:
         tokens: tokens that will be cached when it is done (committed ones and fed slots).
         rows: token rows not fed yet.
         tail: rows of the last piece, whose logits are wanted; they ride in one step. More rows than these are prefill.
+        scored: whether logits are wanted for all rows.
+        most: tokens that the stream can ever hold, as far as it is known.
     """
 
     tokens: int
     rows: int
     tail: int
+    scored: bool = False
+    most: int = 0
+
+    def after(self, rows: int) -> Work:
+        """What is left when so many of its rows have been fed."""
+        return replace(self, rows=self.rows - rows)
+
+    def anew(self) -> Work:
+        """The same when all KV is gone."""
+        return replace(self, rows=self.tokens)
 
     @property
     def prefilling(self) -> bool:
@@ -55,13 +75,9 @@ class Formation(NamedTuple):
     Attributes:
         pieces: the step; empty if there is nothing to run yet.
         wait_s: seconds to wait for streams on their way, unless something arrives; None to wait for the next message.
-        preempted: streams that lost their blocks and with them their place: their items are to be answered ABORTED.
-        refused: streams whose item can never fit in the pool.
-
-    Both are forgotten here; whoever sends them again opens them again.
+        refused: streams whose item can never fit in the pool. They are forgotten here.
     """
 
     pieces: tuple[Piece, ...] = ()
     wait_s: float | None = None
-    preempted: tuple[int, ...] = ()
     refused: tuple[int, ...] = ()

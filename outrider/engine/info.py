@@ -64,12 +64,12 @@ class ModelInfo:
 
 
 def weight_hash(folder: Path) -> str:
-    """Hex SHA-256 over a folder's safetensors files.
+    """Hex SHA-256 over a folder's safetensors files, or the pickled tensors of a head that has none.
 
     Sampled beyond `FULL_HASH_BYTES` in total: name, size, header and `HASH_SLICES` slices of each file, enough to tell
     one training run from another without reading 100 GB.
     """
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model.bin"))
     whole = sum(file.stat().st_size for file in files) <= FULL_HASH_BYTES
     digest = hashlib.sha256()
     for file in files:
@@ -86,6 +86,11 @@ def weight_hash(folder: Path) -> str:
                 stream.seek(index * max(0, size - HASH_SLICE_BYTES) // (HASH_SLICES - 1))
                 digest.update(stream.read(HASH_SLICE_BYTES))
     return digest.hexdigest()
+
+
+def dummy_hash(folder: Path) -> str:
+    """Names the shape where there are no weights: draft and target of one shape are not thereby the same model."""
+    return "dummy:" + hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()[:58]
 
 
 def name_and_revision(folder: Path) -> tuple[str, str]:

@@ -125,6 +125,7 @@ def _layer_difference(network: PagedCausalLM, shape: LayerShape) -> str | None:
         return torch.randn((1, heads, tokens, width), generator=generator).to(shape.device, shape.dtype)
 
     query = draw(shape.query_heads, shape.head_dim)
+    sinks = draw(shape.query_heads, 1)[0, :, 0, 0] if shape.sinks else None
     key, value = draw(shape.kv_heads, shape.head_dim), draw(shape.kv_heads, shape.value_dim)
 
     def run(pieces: Sequence[tuple[int, int]]) -> Tensor:
@@ -134,7 +135,7 @@ def _layer_difference(network: PagedCausalLM, shape: LayerShape) -> str | None:
         )
         rows = torch.cat([torch.arange(start, start + count) for start, count in pieces])
         rows = torch.cat([rows, torch.zeros(step.batch.rows - len(rows), dtype=torch.int64)]).to(shape.device)
-        out = layer(query[:, :, rows], key[:, :, rows], value[:, :, rows], None, shape.window, shape.softcap)
+        out = layer(query[:, :, rows], key[:, :, rows], value[:, :, rows], None, shape.window, shape.softcap, sinks)
         return out[0, : step.batch.tokens]
 
     expected = run([(0, tokens)])
@@ -160,7 +161,8 @@ def model_difference(network: PagedCausalLM, coverage: list[str]) -> str | None:
     started = time.monotonic()
     network.forward([Span(0, ids[0][:2], 0, 1, tables[0], 0, 0)])
     slow = time.monotonic() - started > SLOW_PASS_S
-    tokens = SHORT_CHECK_TOKENS if slow else LONG_CHECK_TOKENS
+    limit = getattr(network.network.config.get_text_config(), "max_position_embeddings", LONG_CHECK_TOKENS)
+    tokens = SHORT_CHECK_TOKENS if slow or limit < LONG_CHECK_TOKENS else LONG_CHECK_TOKENS
     tail = 20
     expected = network.forward([Span(0, ids[0][:tokens], 0, tail, tables[0], 0, 0)])
     done = tokens - tail
@@ -186,7 +188,10 @@ def _linear_layers(network: nn.Module) -> Iterator[tuple[Any, int, torch.dtype]]
     """One linear layer of each shape, with its input width and dtype."""
     seen = set()
     for module in network.modules():
-        if isinstance(module, nn.Linear | PackedLinear):
+        # Routers that are linear layers with a forward of their own are left to the check of the whole model.
+        if isinstance(module, PackedLinear) or (
+            isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+        ):
             width, height = module.in_features, module.out_features
         elif isinstance(module, Conv1D):
             width, height = module.weight.shape

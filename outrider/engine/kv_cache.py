@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import psutil
 import torch
 from torch import Tensor
 
-from outrider.engine.config import EngineConfig
-from outrider.errors import DoesNotFit
-
-log = logging.getLogger(__name__)
-
-# On the CPU the pool is bounded by these two unless `kv_cache_tokens` says otherwise.
-CPU_KV_TOKENS = 65_536
-CPU_MEMORY_SHARE = 0.4
+from outrider.engine.block_manager import Copy
 
 
 class LayerShape(NamedTuple):
@@ -31,6 +22,7 @@ class LayerShape(NamedTuple):
     softcap: float | None
     dtype: torch.dtype
     device: torch.device
+    sinks: bool = False
 
     @property
     def width(self) -> int:
@@ -80,54 +72,9 @@ class KVCache:
                 # Six times faster than one index_fill_, which walks the pool element by element.
                 pool[:, :, block].zero_()
 
-
-def plan_blocks(
-    config: EngineConfig, *, block_size: int, bytes_per_token: int, longest: int, workspace_bytes: int
-) -> int:
-    """How many KV blocks fit beside the weights, which are loaded already.
-
-    Args:
-        config: The engine's configuration.
-        block_size: Tokens per block.
-        bytes_per_token: K and V of one position over all layers.
-        longest: Tokens of the longest stream that must fit.
-        workspace_bytes: What a full step needs besides weights and KV.
-
-    Raises:
-        DoesNotFit: the longest stream would not fit; the message holds the numbers.
-    """
-    if config.kv_cache_tokens is not None:
-        tokens = config.kv_cache_tokens
-        source = "kv_cache_tokens"
-    else:
-        budget = _budget_bytes(config) - workspace_bytes
-        tokens = max(0, budget) // bytes_per_token
-        source = f"{budget / 2**20:,.0f} MiB left of the memory plan"
-        if not config.on_cuda:
-            tokens = min(tokens, CPU_KV_TOKENS)
-    blocks = tokens // block_size
-    needed = longest if config.max_model_len is not None else block_size
-    if blocks * block_size < needed:
-        raise DoesNotFit(
-            f"KV for {needed} tokens at {bytes_per_token:,} bytes each is needed, {blocks * block_size} tokens fit "
-            f"({source}): lower max_model_len, or raise kv_cache_tokens or gpu_memory_utilization"
-        )
-    log.info(
-        "KV pool: %d blocks of %d tokens, %.0f MiB", blocks, block_size, blocks * block_size * bytes_per_token / 2**20
-    )
-    return blocks
-
-
-def _budget_bytes(config: EngineConfig) -> int:
-    if not config.on_cuda:
-        return int(psutil.virtual_memory().available * CPU_MEMORY_SHARE)
-    if config.device == "auto":
-        devices = range(torch.cuda.device_count())
-    else:
-        index = torch.device(config.device).index
-        devices = range(index, index + 1) if index is not None else range(1)
-    budget = 0
-    for device in devices:
-        free, total = torch.cuda.mem_get_info(device)
-        budget += int(free - total * (1 - config.gpu_memory_utilization))
-    return budget
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Copies the first positions of blocks into blocks that get a new owner, one after the other."""
+        for pool in self._pools:
+            for source, target, tokens in copies:
+                pool[:, :, target].zero_()
+                pool[:, :, target, :tokens] = pool[:, :, source, :tokens]

@@ -1,8 +1,8 @@
 """From raw logits to p, the distribution that plain decoding samples from.
 
-`process` is the one function for plain steps and for verify rows. The order: allowed ids, logit bias, min_tokens;
-repetition, presence, frequency penalties; temperature; min_p; top_k; top_p. `greedy` takes the same edits and then an
-argmax.
+`process` is the one function for plain steps and for verify rows. The order: grammar, allowed ids, logit bias, bad
+words, min_tokens; repetition, presence, frequency penalties; temperature; min_p; top_k; top_p. `greedy` takes the same
+edits and then an argmax.
 A row's result depends on that row alone, never on the rows beside it. Ties go to the lowest id everywhere.
 """
 
@@ -71,7 +71,7 @@ def process(logits: Tensor, rows: Sequence[RowContext]) -> Processed:
         block = _edited(logits, rows, members, plain=shape.plain)
         part, faulty = _one_hot(block) if shape.greedy else _distribution(block, shape)
         for i in faulty:
-            faults[members[i]] = _fault(logits[members[i]])
+            faults[members[i]] = _fault(logits[members[i]], rows[members[i]])
             part[i] = 0
         if len(members) == len(rows):
             p = part
@@ -93,7 +93,9 @@ def greedy(logits: Tensor, rows: Sequence[RowContext]) -> Choice:
         members = [i for i, row in enumerate(rows) if row.params.plain is plain]
         if members:
             best = argmax(_edited(logits, rows, members, plain=plain))
-            faults.update((members[i], _fault(logits[members[i]])) for i in _faulty(best.values[:, 0]))
+            faults.update(
+                (members[i], _fault(logits[members[i]], rows[members[i]])) for i in _faulty(best.values[:, 0])
+            )
             ids[torch.tensor(members, device=logits.device)] = best.ids[:, 0]
     return Choice(ids, faults)
 
@@ -122,10 +124,14 @@ def _faulty(witness: Tensor) -> list[int]:
     return bad.nonzero().flatten().tolist() if bad.any() else []
 
 
-def _fault(raw: Tensor) -> OutriderError:
+def _fault(raw: Tensor, row: RowContext) -> OutriderError:
     if torch.isnan(raw).any() or not torch.isfinite(raw.max()):
         return NonFiniteLogits("the model's logits are NaN, +inf, or without any finite value")
-    return InvalidArgument("allowed_token_ids", "with min_tokens and the model's own masks no token is left to draw")
+    if row.matcher is not None:
+        return InvalidArgument("grammar", "with the request's other masks and the model's own no token is left to draw")
+    return InvalidArgument(
+        "allowed_token_ids", "with bad_words, min_tokens and the model's own masks no token is left to draw"
+    )
 
 
 def _one_hot(logits: Tensor) -> _Block:

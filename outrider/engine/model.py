@@ -13,14 +13,16 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from outrider import phases
+from outrider.dummy import LOAD_FORMAT, MARK
 from outrider.engine.attention import IMPLEMENTATION, register
 from outrider.engine.batch import Span
+from outrider.engine.block_manager import Copy
 from outrider.engine.causal_lm import PagedCausalLM
 from outrider.engine.config import EngineConfig
 from outrider.engine.hidden_states import HiddenStates
-from outrider.engine.info import ModelInfo, device_names, eos_ids, name_and_revision, weight_hash
+from outrider.engine.info import ModelInfo, device_names, dummy_hash, eos_ids, name_and_revision, weight_hash
 from outrider.engine.invariance import check_invariance
-from outrider.engine.kv_cache import plan_blocks
+from outrider.engine.memory_plan import Workspace, measure, plan_blocks
 from outrider.engine.packing import pack_linears
 from outrider.engine.probe import probe_architecture, probe_weights
 from outrider.engine.support import architecture_of, check_supported, longest_stream
@@ -41,6 +43,10 @@ class Model(Protocol):
 
     def forward(self, spans: Sequence[Span]) -> Tensor:
         """float32 logits [sum of wanted, vocab_rows], in span order."""
+        ...
+
+    def copy_kv(self, copies: Sequence[Copy]) -> None:
+        """Copies KV between blocks, in this order."""
         ...
 
 
@@ -66,6 +72,10 @@ class LoadedModel:
     def forward(self, spans: Sequence[Span]) -> Tensor:
         """float32 logits [sum of wanted, vocab_rows], in span order."""
         return self._network.forward(spans)
+
+    def copy_kv(self, copies: Sequence[Copy]) -> None:
+        """Copies KV between blocks, in this order."""
+        self._network.copy_kv(copies)
 
 
 def load_model(config: EngineConfig) -> LoadedModel:
@@ -99,19 +109,23 @@ def load_model(config: EngineConfig) -> LoadedModel:
     verdict = check_invariance(network, config.max_num_batched_tokens)
     phases.announce("memory")
     num_blocks = plan_blocks(
+        measure(config, _weight_bytes(weights), _workspace(config, network)),
         config,
         block_size=network.block_size,
         bytes_per_token=network.kv_bytes_per_token,
         longest=longest,
-        workspace_bytes=_workspace_bytes(config, network),
     )
     if config.max_model_len is None and num_blocks * network.block_size < longest:
         longest = num_blocks * network.block_size
         log.warning("streams are limited to the %d tokens that the KV pool holds", longest)
     model_id, revision = name_and_revision(folder.resolve())
+    model_id = config.model_id or model_id
+    if config.is_dummy:
+        model_id, revision = model_id.removesuffix(MARK) + MARK, LOAD_FORMAT
+        log.warning("MEASURING ONLY: the weights of %s are random, and so is whatever it says", folder)
     name, uuid = device_names(network.device)
     info = ModelInfo(
-        model_id=config.model_id or model_id,
+        model_id=model_id,
         revision=config.revision or revision,
         architecture=architecture_of(hf_config),
         vocab_rows=network.vocab_rows,
@@ -124,7 +138,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         num_layers=len(network.shapes),
         kv_bytes_per_token=network.kv_bytes_per_token,
         eos_token_ids=eos_ids(folder, getattr(hf_config.get_text_config(), "eos_token_id", None)),
-        weight_hash=weight_hash(folder),
+        weight_hash=dummy_hash(folder) if config.is_dummy else weight_hash(folder),
         attention_backend=network.backend,
         invariant=verdict.invariant,
         invariance_note=verdict.note,
@@ -186,6 +200,8 @@ def _read_config(config: EngineConfig) -> PretrainedConfig:
 
 
 def _read_weights(config: EngineConfig, hf_config: PretrainedConfig, dtype: torch.dtype) -> Any:
+    if config.is_dummy:
+        return _random_weights(config, hf_config, dtype)
     options: dict[str, Any] = {}
     if config.on_cuda:
         options["device_map"] = "auto" if config.device == "auto" else {"": config.device}
@@ -203,13 +219,39 @@ def _read_weights(config: EngineConfig, hf_config: PretrainedConfig, dtype: torc
         raise ModelUnavailable(f"{config.model} cannot be loaded: {_first_line(error)}") from error
 
 
+def _random_weights(config: EngineConfig, hf_config: PretrainedConfig, dtype: torch.dtype) -> Any:
+    """The model's own initialisation, made on its device.
+
+    Raises:
+        InvalidArgument: it would have to be spread over several devices.
+    """
+    if config.device == "auto":
+        raise InvalidArgument("device", "auto spreads a model that is read; dummy weights need one device")
+    with torch.device(resolve_device(config)):
+        return AutoModelForCausalLM.from_config(
+            hf_config,
+            dtype=dtype,
+            attn_implementation=IMPLEMENTATION,
+            trust_remote_code=config.trust_remote_code,
+        )
+
+
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _workspace_bytes(config: EngineConfig, network: PagedCausalLM) -> int:
+def _weight_bytes(weights: torch.nn.Module) -> int:
+    tensors = [*weights.parameters(), *weights.buffers()]
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+
+
+def _workspace(config: EngineConfig, network: PagedCausalLM) -> Workspace:
     widths = (getattr(module, "out_features", 0) for module in network.network.modules())
     widest = max((width for width in widths if width != network.vocab_rows), default=network.vocab_rows)
-    activations = WORKSPACE_COPIES * config.max_num_batched_tokens * widest * network.dtype.itemsize
-    logits = 2 * config.max_num_seqs * network.vocab_rows * 4
-    return activations + logits
+    return Workspace.of(
+        config,
+        vocab_rows=network.vocab_rows,
+        widest=widest,
+        itemsize=network.dtype.itemsize,
+        copies=WORKSPACE_COPIES,
+    )

@@ -5,6 +5,7 @@ Both are learnt on line from what is seen in service, because both change with t
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import NamedTuple
 
 _STEP_WEIGHT = 0.2
@@ -56,6 +57,15 @@ class StepTime:
                 return time - slope * (size - rows)
             below_rows, below = size, time
         return min(below + slope * (rows - below_rows), below * rows / below_rows)
+
+    @property
+    def largest(self) -> int:
+        """The largest step seen, in rows; 0 before the first."""
+        return max(self._means, default=0)
+
+    def within(self, limit_s: float, most: int) -> int:
+        """The largest number of rows up to `most` whose step is not expected to take longer than `limit_s`."""
+        return bisect_right(range(1, most + 1), limit_s, key=self.predict)
 
 
 class Return(NamedTuple):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import logging
+from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
@@ -28,6 +30,8 @@ REPLICA_WINDOW = 24
 PROBE_TOKENS = (60, 41)
 CHUNKS = (1, 7, 17, 2, 30, 5)
 SEED = 20_230_202
+SHAKE = 0.2
+BUILD_ERRORS = (AttributeError, KeyError, RuntimeError, StrictDataclassError, TypeError, ValueError)
 
 # Largest root mean square difference, relative to the logits' own spread.
 REPLICA_TOLERANCE = 1e-4
@@ -43,20 +47,53 @@ def probe_architecture(config: PretrainedConfig, *, trust_remote_code: bool = Fa
     Raises:
         ModelRefused: they differ; names the architecture.
     """
-    architecture = architecture_of(config)
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(SEED)
-            network = AutoModelForCausalLM.from_config(
-                replica_config(config), dtype=torch.float32, trust_remote_code=trust_remote_code
-            ).eval()
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        network = replica_of(config, trust_remote_code=trust_remote_code)
+    except BUILD_ERRORS as error:
         log.warning(
-            "%s: no small replica could be built (%s); only the weights themselves are probed", architecture, error
+            "%s: no small replica could be built (%s); only the weights themselves are probed",
+            architecture_of(config),
+            error,
         )
         return
+    probe_replica(network)
+
+
+def replica_of(config: PretrainedConfig, *, trust_remote_code: bool = False) -> Any:
+    """A small random model of this architecture in float32.
+
+    Raises:
+        BUILD_ERRORS: transformers cannot build it from the reduced configuration.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        network = AutoModelForCausalLM.from_config(
+            replica_config(config), dtype=torch.float32, trust_remote_code=trust_remote_code
+        )
+        _shake_constants(network)
+    return network.eval()
+
+
+@torch.no_grad()
+def _shake_constants(network: torch.nn.Module) -> None:
+    """Moves parameters off a common initial value, which may switch off the very part that is computed wrongly."""
+    for parameter in network.parameters():
+        if parameter.numel() < 2 or not parameter.is_floating_point():
+            continue
+        if bool((parameter == parameter.flatten()[0]).all()):
+            parameter.add_(torch.randn_like(parameter), alpha=SHAKE)
+
+
+def probe_replica(network: Any) -> PagedCausalLM:
+    """Compares a replica's ragged passes with its plain forward.
+
+    Raises:
+        ModelRefused: they differ; names the architecture.
+    """
+    architecture = architecture_of(network.config)
     try:
-        difference = probe_error(PagedCausalLM(network))
+        paged = PagedCausalLM(network)
+        difference = probe_error(paged)
     except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ModelRefused(f"{architecture}: a ragged pass over paged KV fails: {error}") from error
     if not difference <= REPLICA_TOLERANCE:
@@ -65,6 +102,7 @@ def probe_architecture(config: PretrainedConfig, *, trust_remote_code: bool = Fa
             f"{difference:.1e}); its attention uses something that the engine does not compute"
         )
     log.info("%s: ragged passes agree with the plain forward (relative error %.1e)", architecture, difference)
+    return paged
 
 
 def probe_weights(paged: PagedCausalLM) -> None:
@@ -95,8 +133,10 @@ def replica_config(config: PretrainedConfig) -> PretrainedConfig:
     if kinds:
         text.layer_types = kinds[:depth]
     text.vocab_size = REPLICA_VOCABULARY
-    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        setattr(text, name, None)
+    for name in ("pad_token_id", "bos_token_id"):
+        # Clipped rather than unset: some architectures count positions from the padding id, others insist on a number.
+        if isinstance(getattr(text, name, None), int):
+            setattr(text, name, min(getattr(text, name), REPLICA_VOCABULARY - 1))
     for name in REPLICA_WIDTHS:
         if isinstance(getattr(text, name, None), int):
             setattr(text, name, REPLICA_INNER_WIDTH)

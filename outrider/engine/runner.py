@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 
+from outrider.engine.idle_work import Idler, IdleWork
+from outrider.engine.step_meter import RunnerStats, StepMeter
 from outrider.engine.worker import M, P, Step, StepTiming, Wait, Worker
 from outrider.errors import Unavailable
 
@@ -33,32 +35,6 @@ __all__ = ["Runner", "RunnerStats", "Step", "StepTiming", "Wait", "Worker"]
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-STUCK_AFTER_S = 60.0
-STUCK_TOKEN_S = 0.1
-"""A step hangs if it takes longer than this and this per token, which no machine worth serving from needs."""
-
-
-class RunnerStats(NamedTuple):
-    """Counters since the start, and ages in seconds now.
-
-    Attributes:
-        steps_total: steps finished.
-        step_failures_total: steps that failed.
-        step_streams_total: spans over all finished steps.
-        step_tokens_total: tokens fed over all finished steps.
-        forward_ms_total: time in forward passes.
-        last_step_age_s: since the last step ended; None before the first.
-        step_running_s: since the step in progress began; None between steps.
-    """
-
-    steps_total: int
-    step_failures_total: int
-    step_streams_total: int
-    step_tokens_total: int
-    forward_ms_total: float
-    last_step_age_s: float | None
-    step_running_s: float | None
 
 
 class _Call(NamedTuple):
@@ -95,12 +71,13 @@ class Runner(Generic[M, P]):
         self._gate = threading.Lock()
         self._refusal: str | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._steps = self._failures = self._streams = self._tokens = 0
-        self._forward_ms = 0.0
-        self._step_started: float | None = None
-        self._step_tokens = 0
-        self._step_ended: float | None = None
+        self._meter = StepMeter()
+        self._idler = Idler()
         self._give_up: float | None = None
+
+    def when_idle(self, work: IdleWork) -> None:
+        """Has work done in the engine thread while there is nothing else to do; called in `build`."""
+        self._idler.work = work
 
     def start(self) -> None:
         """Starts the thread; `ready` resolves when the model is loaded, or holds the reason why it is not."""
@@ -136,23 +113,12 @@ class Runner(Generic[M, P]):
 
     def stats(self) -> RunnerStats:
         """Counters and ages; thread-safe."""
-        now = time.monotonic()
-        started, ended = self._step_started, self._step_ended
-        return RunnerStats(
-            steps_total=self._steps,
-            step_failures_total=self._failures,
-            step_streams_total=self._streams,
-            step_tokens_total=self._tokens,
-            forward_ms_total=self._forward_ms,
-            last_step_age_s=None if ended is None else now - ended,
-            step_running_s=None if started is None else now - started,
-        )
+        return self._meter.stats()
 
     @property
     def is_stuck(self) -> bool:
         """Whether the step in progress hangs; thread-safe."""
-        started = self._step_started
-        return started is not None and time.monotonic() - started > STUCK_AFTER_S + STUCK_TOKEN_S * self._step_tokens
+        return self._meter.is_stuck
 
     def _put(self, entry: M | _Call) -> None:
         with self._gate:
@@ -184,20 +150,26 @@ class Runner(Generic[M, P]):
 
     def _serve(self, model: Model, worker: Worker[M, P]) -> None:
         wait_s: float | None = 0.0
-        while True:
-            self._drain_inbox(worker, wait_s)
-            if self._give_up is not None and time.monotonic() >= self._give_up:
-                return
-            plan = worker.plan()
-            if isinstance(plan, Step):
-                self._step(model, worker, plan)
-                wait_s = 0.0
-            elif isinstance(plan, Wait):
-                wait_s = max(plan.seconds, 0.0)
-            elif self._give_up is not None:
-                return
-            else:
-                wait_s = None
+        self._idler.begin()
+        try:
+            while True:
+                self._drain_inbox(worker, wait_s)
+                if self._give_up is not None and time.monotonic() >= self._give_up:
+                    return
+                plan = worker.plan()
+                if isinstance(plan, Step):
+                    self._idler.busy()
+                    self._step(model, worker, plan)
+                    wait_s = 0.0
+                elif isinstance(plan, Wait):
+                    self._idler.busy()
+                    wait_s = max(plan.seconds, 0.0)
+                elif self._give_up is not None:
+                    return
+                else:
+                    wait_s = self._idler.idle()
+        finally:
+            self._idler.busy()
 
     def _drain_inbox(self, worker: Worker[M, P], wait_s: float | None) -> None:
         """Takes in all that is there; waits up to `wait_s` (None: for ever) for the first entry."""
@@ -223,9 +195,11 @@ class Runner(Generic[M, P]):
                 log.exception("a message was lost")
 
     def _step(self, model: Model, worker: Worker[M, P], step: Step[P]) -> None:
-        tokens = self._step_tokens = sum(len(span.tokens) for span in step.spans)
-        started = self._step_started = time.monotonic()
+        tokens = sum(len(span.tokens) for span in step.spans)
+        started = self._meter.begin(tokens)
         try:
+            if step.copies:
+                model.copy_kv(step.copies)
             logits = model.forward(step.spans)
             if logits.is_cuda:
                 # The cost tables are fitted to this time, so it must be the device's, not that of queueing kernels.
@@ -233,19 +207,15 @@ class Runner(Generic[M, P]):
             forward_ms = (time.monotonic() - started) * 1000
             worker.finish(step, logits, StepTiming(started, forward_ms, len(step.spans), tokens))
         except Exception as error:
-            self._failures += 1
+            self._meter.count_failure()
             log.exception("a step of %d streams failed", len(step.spans))
             worker.fail(step, error)
             if isinstance(error, torch.AcceleratorError):
                 raise  # The device's context is lost: every further step would fail.
         else:
-            self._steps += 1
-            self._streams += len(step.spans)
-            self._tokens += tokens
-            self._forward_ms += forward_ms
+            self._meter.count(len(step.spans), tokens, forward_ms)
         finally:
-            self._step_started = None
-            self._step_ended = time.monotonic()
+            self._meter.end()
 
     def _stop(self, error: BaseException | None) -> None:
         """Refuses what comes and what still waits."""

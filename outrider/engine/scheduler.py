@@ -8,38 +8,22 @@ Step formation. "Verify whatever is ready" splits the streams into two cohorts f
 is drafted, and each step pays the fixed cost of a pass again. So a step waits for streams on their way, but only if
 that is the shorter way to serve them all: T(ready + rest) + w < T(ready) + T(rest).
 
-KV. The oldest streams make progress whatever happens: when an admitted stream cannot grow, the youngest one loses its
-blocks (its next item, should it have none here, is computed from the start again). A new stream is admitted in order of
-arrival and never at another's cost.
+Who then rides, and who gives way when KV is short, is the business of `seating`.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
+from outrider.engine.chunk import ChunkSize
 from outrider.engine.formation import Formation, Piece, Pool, Work
 from outrider.engine.pace import ReturnTime, StepTime
-
-log = logging.getLogger(__name__)
+from outrider.engine.roster import Entry, Roster, in_turns
+from outrider.engine.seating import Seating
 
 _LEAST_WAIT_S = 0.0005
 """A shorter wait is below what a thread can be woken to."""
-
-
-@dataclass(slots=True)
-class _Stream:
-    order: int
-    admitted: bool = False
-    work: Work | None = None
-    arrived: int = 0
-    """Order of arrival of the work, over all streams; 0 before the first."""
-    gamma: int = 0
-    """Slots of the last item answered."""
-    answered_s: float | None = None
-    """When it was answered; None while work is here and before the first answer."""
 
 
 class Scheduler:
@@ -60,21 +44,32 @@ class Scheduler:
         max_num_batched_tokens: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._pool = pool
         self._seats = max_num_seqs
         self._budget = max_num_batched_tokens
         self._clock = clock
-        self._streams: dict[int, _Stream] = {}
+        self._streams: Roster = {}
         self._opened = 0
         self._arrivals = 0
         self._step_time = StepTime()
         self._return_time = ReturnTime()
-        self.preemptions = 0
+        self._chunk = ChunkSize(self._step_time)
+        self._seating = Seating(pool, self._streams, self._chunk, seats=max_num_seqs, budget=max_num_batched_tokens)
 
-    def open(self, stream_id: int) -> None:
-        """Takes note of a new stream, the youngest one."""
+    @property
+    def preemptions(self) -> int:
+        """How often a stream lost its KV to an older one."""
+        return self._seating.preemptions
+
+    def open(self, stream_id: int, *, owner: bytes = b"", fork_of: int | None = None) -> None:
+        """Takes note of a new stream, the youngest one.
+
+        Args:
+            stream_id: of the stream.
+            owner: its coordinator; coordinators take turns.
+            fork_of: stream whose prompt it shares; it waits until that has been read.
+        """
         self._opened += 1
-        self._streams[stream_id] = _Stream(order=self._opened)
+        self._streams[stream_id] = Entry(self._opened, owner, fork_of)
 
     def close(self, stream_id: int) -> None:
         """Forgets a stream; its blocks are the caller's to free. Unknown ones are ignored."""
@@ -92,7 +87,7 @@ class Scheduler:
         if stream.admitted or not stream.arrived:  # Who waits for room keeps its place, however often it asks.
             self._arrivals += 1
             stream.arrived = self._arrivals
-        stream.work = work
+        stream.take(work)
 
     def answered(self, stream_id: int, gamma: int) -> None:
         """The stream's item of `gamma` slots was answered for good: the stream is on its way."""
@@ -117,24 +112,23 @@ class Scheduler:
                 continue
             work = stream.work
             prefill |= work.prefilling
-            stream.work = None if last else Work(work.tokens, work.rows - fed, work.tail)
-        if rows and not prefill:
-            self._step_time.observe(rows, seconds)
+            stream.work = None if last else work.after(fed)
+            stream.served |= last
+        if rows:
+            (self._chunk if prefill else self._step_time).observe(rows, seconds)
 
     def form(self) -> Formation:
         """The next step, or how long to wait for it."""
-        ready = sorted(
-            ((stream_id, stream) for stream_id, stream in self._streams.items() if stream.work is not None),
-            key=lambda entry: entry[1].arrived,
-        )
+        ready = in_turns(pair for pair in self._streams.items() if pair[1].work is not None)
         if not ready:
             return Formation()
-        wait_s = self._worth_waiting([stream.work.tail for _, stream in ready if stream.work is not None])
+        coming = self._coming()
+        wait_s = self._worth_waiting(coming, [stream.work.tail for _, stream in ready if stream.work is not None])
         if wait_s > 0:
             return Formation(wait_s=wait_s)
-        return self._fill(ready)
+        return self._seating.fill(ready, sum(rows for _, _, rows in coming))
 
-    def _worth_waiting(self, ready_tails: list[int]) -> float:
+    def _worth_waiting(self, coming: list[tuple[float, float, int]], ready_tails: list[int]) -> float:
         """Seconds to wait for streams on their way; 0 if starting now is no slower.
 
         Tries every number k of streams, soonest first: T(ready + k) + w_k + T(rest - k) against T(ready) + T(rest).
@@ -144,7 +138,7 @@ class Scheduler:
         budget = self._budget - sum(ready_tails)
         if seats <= 0 or budget <= 0:
             return 0.0
-        coming = self._coming()[:seats]
+        coming = coming[:seats]
         if not coming:
             return 0.0
         predict = self._step_time.predict
@@ -177,66 +171,3 @@ class Scheduler:
                 wait_s = (expected.latest_s - gone) / 2
             coming.append((max(wait_s, _LEAST_WAIT_S), expected.mean_s, stream.gamma + 1))
         return sorted(coming)
-
-    def _fill(self, ready: list[tuple[int, _Stream]]) -> Formation:
-        """Seats and rows, oldest arrival first; prompts take at most half of the rows while others decode."""
-        decoding = any(stream.work is not None and not stream.work.prefilling for _, stream in ready)
-        rows_left = self._budget
-        prefill_left = self._budget // 2 if decoding else self._budget
-        pieces: list[Piece] = []
-        preempted: list[int] = []
-        refused: list[int] = []
-        riding: set[int] = set()
-        admitting = True
-        for stream_id, stream in ready:
-            work = stream.work
-            if work is None or stream_id not in self._streams or len(pieces) == self._seats:
-                continue
-            if not self._pool.fits(work.tokens):
-                self.close(stream_id)
-                refused.append(stream_id)
-                continue
-            if work.prefilling:
-                room = min(rows_left, prefill_left)
-                rows = work.rows if work.rows <= room else min(room, work.rows - work.tail)
-            else:
-                rows = work.rows
-            if not 0 < rows <= rows_left:
-                continue
-            if stream.admitted:
-                if not self._make_room(stream_id, stream, work, riding, preempted):
-                    continue
-            elif not (admitting := admitting and self._admit(stream_id, stream, work)):
-                continue
-            pieces.append(Piece(stream_id, rows, rows == work.rows))
-            riding.add(stream_id)
-            rows_left -= rows
-            if work.prefilling:
-                prefill_left -= rows
-        return Formation(tuple(pieces), None, tuple(preempted), tuple(refused))
-
-    def _admit(self, stream_id: int, stream: _Stream, work: Work) -> bool:
-        """Room for a new stream, leaving a block for each admitted one to grow into."""
-        others = sum(other.admitted for other in self._streams.values())
-        stream.admitted = self._pool.grow(stream_id, work.tokens, spare_blocks=others)
-        return stream.admitted
-
-    def _make_room(self, stream_id: int, stream: _Stream, work: Work, riding: set[int], preempted: list[int]) -> bool:
-        """Room for an admitted stream at the cost of the youngest; False if it must wait or was itself the youngest."""
-        while not self._pool.grow(stream_id, work.tokens, spare_blocks=0):
-            youngest_id, youngest = max(
-                ((key, other) for key, other in self._streams.items() if other.admitted),
-                key=lambda entry: entry[1].order,
-            )
-            if youngest_id in riding:
-                return False
-            self._pool.release(youngest_id)
-            youngest.admitted = False
-            self.preemptions += 1
-            if youngest.work is not None:
-                self.close(youngest_id)
-                preempted.append(youngest_id)
-            log.info("stream %016x loses its KV: the pool is full", youngest_id)
-            if youngest is stream:
-                return False
-        return True

@@ -2,6 +2,7 @@
 
     tokens     |-------- committed --------|-- ahead --|      ahead: drafted or drawn here, not confirmed yet
     KV valid   |---------- cached --------------|             cached may end on either side of committed
+    KV fixed   |---- shared ----|                             whole blocks that other streams may read, never written
 
 The coordinator's committed list is the only truth. `sync` brings a sequence in line with it: truncate to the common
 prefix, then append. What was guessed right keeps its KV.
@@ -14,9 +15,11 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from outrider.engine.grammar import Matcher
+from outrider.engine.prefix_index import BlockNames
 from outrider.engine.span import Span
 from outrider.errors import InvalidArgument, StaleCache
-from outrider.seam import StreamOpen, prefix_hash
+from outrider.seam import NO_NOTE, Note, StreamOpen, prefix_hash
 
 
 @dataclass(slots=True, eq=False)
@@ -29,8 +32,14 @@ class Sequence:
         tokens: all known tokens, committed ones first.
         committed: tokens confirmed by the coordinator (prompt included) or drawn here in a plain run.
         cached: positions [0, cached) have valid KV, computed from exactly `tokens[:cached]`.
+        names: of its full blocks; None where prefixes are not reused.
+        shared: positions [0, shared) lie in blocks that other streams may read.
+        dropped: positions behind the first few whose KV was let go of, a multiple of the block size (`Streams.slide`).
         blocks: block table, owned through the `BlockManager`.
+        prefix_tokens: tokens of the prompt whose KV was found; None before it was looked for.
+        preemptions: times that the KV was lost to another stream.
         generation: that of the last item taken.
+        matcher: follows the grammar of its text, or None.
         deadline: clock time after which the stream may be dropped.
     """
 
@@ -40,8 +49,15 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)
     committed: int = 0
     cached: int = 0
+    names: BlockNames | None = None
+    shared: int = 0
+    dropped: int = 0
     blocks: list[int] = field(default_factory=list)
+    prefix_tokens: int | None = None
+    preemptions: int = 0
     generation: int = 0
+    matcher: Matcher | None = None
+    _noted: Note = NO_NOTE
     # Hash over tokens[:i + 1] at index i, as far as it was asked for: eight bytes a token make any base a look-up.
     _hashes: array[int] = field(default_factory=lambda: array("Q"))
 
@@ -54,6 +70,14 @@ class Sequence:
     def pending(self) -> int:
         """Known tokens whose KV is missing."""
         return len(self.tokens) - self.cached
+
+    def take_note(self) -> Note:
+        """What has been done for the stream since the last call."""
+        now, before = Note(self.prefix_tokens or 0, self.preemptions), self._noted
+        if now == before:
+            return NO_NOTE
+        self._noted = now
+        return Note(now.prefix_tokens - before.prefix_tokens, now.preemptions - before.preemptions)
 
     def sync(self, base: int, tokens: Tokens[int], committed: int, base_hash: int) -> None:
         """Makes the first `committed` tokens known: those before `base` by hash, the rest as sent.
@@ -100,6 +124,8 @@ class Sequence:
             raise ValueError(f"cannot cut {len(self.tokens)} tokens to {length}")
         del self.tokens[length:]
         del self._hashes[length:]
+        if self.names is not None:
+            self.names.cut(length)
         self.cached = min(self.cached, length)
         self.committed = min(self.committed, length)
 
@@ -112,12 +138,15 @@ class Sequence:
             limit: tokens to feed at most; a span cut by it wants no logits and must not reach the wanted rows.
 
         Raises:
-            ValueError: more rows are wanted than there are tokens, or the limit cuts into the wanted rows.
+            ValueError: more rows are wanted than there are tokens, the limit cuts into the wanted rows, or the span
+                would be written where other streams read.
         """
         length = len(self.tokens)
         if not 0 <= wanted <= length:
             raise ValueError(f"{wanted} rows wanted of {length} tokens")
         start = min(self.cached, length - wanted)
+        if start < self.shared:
+            raise ValueError(f"a span from {start} on would write blocks shared up to {self.shared}")
         stop = length if limit is None else min(length, start + limit)
         if stop < length:
             if stop > length - wanted:
@@ -131,6 +160,7 @@ class Sequence:
             blocks=self.blocks,
             prompt_len=self.opened.prompt_length,
             committed=self.committed,
+            dropped=self.dropped,
         )
 
     def fed(self, span: Span) -> None:

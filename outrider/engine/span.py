@@ -17,6 +17,8 @@ class Span(NamedTuple):
         blocks: KV blocks covering start + len positions.
         prompt_len: Length of the prompt in tokens.
         committed: Committed length when the round began.
+        dropped: Positions before the start that have no KV any more, a multiple of the block size: position t lies
+            where t - dropped would without them.
     """
 
     stream_id: int
@@ -26,3 +28,4 @@ class Span(NamedTuple):
     blocks: Sequence[int]
     prompt_len: int
     committed: int
+    dropped: int = 0

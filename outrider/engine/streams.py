@@ -13,12 +13,19 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
-from outrider.engine.block_manager import BlockManager
+from outrider.engine.block_manager import BlockManager, Copy, OutOfBlocks
+from outrider.engine.grammar import Matcher
+from outrider.engine.prefix_index import BlockNames
 from outrider.engine.sequence import Sequence
 from outrider.errors import InvalidArgument, Overloaded, UnknownStream
+from outrider.grammar import Grammar
+from outrider.planted import Plant
 from outrider.seam import StreamOpen
 
 log = logging.getLogger(__name__)
+
+SINK = 4
+"""First positions that attention leans on whatever they hold; a windowed stream keeps them."""
 
 
 @dataclass(slots=True)
@@ -26,6 +33,14 @@ class _Owner:
     epoch: int
     lease_end: float
     """Clock time at which the streams go; infinite while the link is up."""
+
+
+@dataclass(slots=True)
+class PrefixTokens:
+    """Tokens that were looked for among known prefixes since the start, and those of them whose KV was found."""
+
+    asked: int = 0
+    found: int = 0
 
 
 class Streams:
@@ -36,6 +51,11 @@ class Streams:
         lease_s: seconds for which the streams of a lost link are kept.
         clock: seconds, monotonic.
         max_streams: streams held at most, ready or not.
+        allow_planted_errors: whether streams may ask for errors on purpose.
+        matcher: finds the matcher of a stream's grammar; None for a service that does not constrain what it draws.
+
+    Attributes:
+        prefix_tokens: what prefix reuse did.
     """
 
     def __init__(
@@ -45,14 +65,19 @@ class Streams:
         clock: Callable[[], float] = time.monotonic,
         *,
         max_streams: int = 4096,
+        allow_planted_errors: bool = False,
+        matcher: Callable[[Grammar], Matcher | None] | None = None,
     ) -> None:
         self._block_manager = block_manager
         self._lease_s = lease_s
         self._clock = clock
         self._max_streams = max_streams
+        self._allow_planted_errors = allow_planted_errors
+        self._matcher = matcher
         self._sequences: dict[int, Sequence] = {}
         self._owners: dict[bytes, _Owner] = {}
         self._next_end = math.inf
+        self.prefix_tokens = PrefixTokens()
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -92,12 +117,15 @@ class Streams:
         """Opens a stream; opened again by its owner it keeps its tokens and KV (the next `sync` cuts what differs).
 
         A fork starts with the parent's prompt known but not cached; a parent that is gone is no error, since the next
-        item's base then asks for the missing tokens.
+        item's base then asks for the missing tokens. Its KV is shared once it is needed, see `adopt`.
 
         Raises:
-            InvalidArgument: another coordinator owns a stream of this id.
+            InvalidArgument: another coordinator owns a stream of this id; or an error is planted in it; or its grammar
+                cannot be followed here.
             Overloaded: there are too many streams.
         """
+        if opened.planted is not Plant.NONE and not self._allow_planted_errors:
+            raise InvalidArgument("planted_error", "this service was not started with --allow-planted-errors")
         deadline = self._ends(self._clock() + opened.deadline_ms / 1000)
         known = self._sequences.get(opened.stream_id)
         if known is not None:
@@ -107,7 +135,11 @@ class Streams:
             return known
         if len(self._sequences) >= self._max_streams:
             raise Overloaded(f"{self._max_streams} streams are open, which is the limit")
-        sequence = Sequence(opened=opened, owner=owner, deadline=deadline)
+        manager = self._block_manager
+        names = BlockNames(opened.cache_salt, manager.block_size) if manager.reuse else None
+        grammar = opened.params.grammar
+        matcher = None if grammar is None or self._matcher is None else self._matcher(grammar)
+        sequence = Sequence(opened=opened, owner=owner, deadline=deadline, names=names, matcher=matcher)
         parent = None if opened.fork_of is None else self._sequences.get(opened.fork_of)
         if parent is not None and parent.owner == owner:
             sequence.tokens = parent.tokens[: opened.prompt_length]
@@ -144,23 +176,110 @@ class Streams:
         self.trim(sequence)
         return sequence
 
-    def reserve(self, sequence: Sequence, tokens: int | None = None) -> None:
+    @property
+    def block_size(self) -> int:
+        """Tokens in a KV block."""
+        return self._block_manager.block_size
+
+    @property
+    def sink_tokens(self) -> int:
+        """First positions that a windowed stream keeps."""
+        return self._block_manager.blocks_for(SINK) * self.block_size
+
+    def reserve(self, sequence: Sequence, tokens: int | None = None, *, spare_blocks: int = 0) -> None:
         """Gets blocks for a sequence's first `tokens` tokens (default: all known ones).
 
         Raises:
-            OutOfBlocks: nothing was taken.
+            OutOfBlocks: nothing was taken: blocks are lacking, or fewer than `spare_blocks` would stay free.
         """
-        self._block_manager.grow(sequence.blocks, len(sequence.tokens) if tokens is None else tokens)
+        wanted = (len(sequence.tokens) if tokens is None else tokens) - sequence.dropped
+        missing = self._block_manager.missing(sequence.blocks, wanted)
+        if missing and missing + spare_blocks > self._block_manager.free_blocks:
+            raise OutOfBlocks(f"the KV pool has {self._block_manager.free_blocks} free blocks, {missing} are needed")
+        self._block_manager.grow(sequence.blocks, wanted)
+
+    def adopt(self, sequence: Sequence, limit: int) -> int:
+        """Lets a sequence without KV share that of a known prefix; how many of its first `limit` tokens it covers.
+
+        Whole blocks are shared by reference. Of the block behind them a fork gets a copy, as far as its parent's prompt
+        reaches; any other stream computes what lies in it.
+        """
+        names, manager = sequence.names, self._block_manager
+        if names is None or sequence.blocks or limit <= 0:
+            return 0
+        size = manager.block_size
+        found = size * manager.share(sequence.blocks, names.upto(sequence.tokens, limit // size))
+        sequence.shared = sequence.cached = found
+        self.prefix_tokens.asked += limit
+        parent = None if sequence.opened.fork_of is None else self._sequences.get(sequence.opened.fork_of)
+        if parent is not None and parent.owner == sequence.owner:
+            end = min(limit, parent.cached, parent.committed)
+            alike = parent.tokens[found:end] == sequence.tokens[found:end]
+            if 0 < end - found < size and alike and manager.free_blocks:
+                manager.grow(sequence.blocks, end)
+                manager.copy(parent.blocks[found // size], sequence.blocks[-1], end - found)
+                sequence.cached = end
+        self.prefix_tokens.found += sequence.cached
+        if sequence.prefix_tokens is None:
+            sequence.prefix_tokens = sequence.cached
+        return sequence.cached
+
+    def take_copies(self) -> list[Copy]:
+        """Of KV, to be made before the next step; see `BlockManager.take_copies`."""
+        return self._block_manager.take_copies()
+
+    def publish(self, sequence: Sequence) -> None:
+        """Lets other streams find the blocks that a sequence has filled with committed tokens."""
+        names, manager = sequence.names, self._block_manager
+        size = manager.block_size
+        filled = min(sequence.cached, sequence.committed) // size
+        if names is None or filled <= sequence.shared // size or sequence.dropped:
+            return
+        fresh = range(sequence.shared // size, filled)
+        for index, name in zip(fresh, names.upto(sequence.tokens, filled)[fresh.start :], strict=True):
+            manager.name(sequence.blocks[index], name)
+        sequence.shared = filled * size
+
+    def rewind(self, sequence: Sequence, start: int) -> None:
+        """Makes the positions from `start` on writable; KV that other streams read is left to them, not to be cut."""
+        size = self._block_manager.block_size
+        if sequence.dropped and start < self.sink_tokens + sequence.dropped:
+            self.drop_cache(sequence)
+        elif start < sequence.shared:
+            first = (start - sequence.dropped) // size
+            kept = self._block_manager.reclaim(sequence.blocks, first)
+            sequence.shared = start // size * size
+            sequence.cached = min(sequence.cached, kept * size + sequence.dropped)
+
+    def slide(self, sequence: Sequence, window: int) -> None:
+        """Frees the blocks between the first positions and the last `window` cached ones.
+
+        Attention sinks and a sliding window, as in StreamingLLM (Xiao et al., arXiv 2309.17453), but every position
+        keeps its own rotation. Of both kinds whole blocks are kept.
+        """
+        manager, size = self._block_manager, self.block_size
+        surplus = (sequence.cached - sequence.dropped - self.sink_tokens - window) // size
+        if surplus > 0:
+            manager.cut_out(sequence.blocks, self.sink_tokens // size, surplus)
+            sequence.dropped += surplus * size
+            # What is in front of the window is never written again, and what lies in it is not to be found by others.
+            sequence.shared = max(sequence.shared, self.sink_tokens + sequence.dropped)
 
     def trim(self, sequence: Sequence) -> None:
         """Frees the blocks behind a sequence's last known token."""
+        self.rewind(sequence, sequence.cached)
         held = len(sequence.blocks) * self._block_manager.block_size
-        self._block_manager.truncate(sequence.blocks, min(len(sequence.tokens), held))
+        self._block_manager.truncate(sequence.blocks, min(len(sequence.tokens) - sequence.dropped, held))
 
     def drop_cache(self, sequence: Sequence) -> None:
         """Frees all blocks of a stream but keeps its tokens: it stays open and is computed again when needed."""
         self._block_manager.release(sequence.blocks)
-        sequence.cached = 0
+        sequence.cached = sequence.shared = sequence.dropped = 0
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Frees all blocks of a stream for another one; as `drop_cache`, and counted."""
+        self.drop_cache(sequence)
+        sequence.preemptions += 1
 
     def close(self, stream_id: int, owner: bytes) -> bool:
         """Ends a stream and frees its blocks; False for one that is not open or not this coordinator's."""
@@ -200,12 +319,15 @@ class Streams:
         """
         self._block_manager.check_integrity(sequence.blocks for sequence in self)
         for sequence in self:
-            held = len(sequence.blocks) * self._block_manager.block_size
-            if not (sequence.cached <= held and max(sequence.cached, sequence.committed) <= len(sequence.tokens)):
+            held = len(sequence.blocks) * self._block_manager.block_size + sequence.dropped
+            known = max(sequence.cached, sequence.committed) <= len(sequence.tokens)
+            if not (sequence.shared <= sequence.cached <= held and known):
                 raise RuntimeError(
-                    f"stream {sequence.opened.stream_id:016x}: {sequence.cached} cached and {sequence.committed} "
-                    f"committed of {len(sequence.tokens)} tokens, blocks for {held}"
+                    f"stream {sequence.opened.stream_id:016x}: {sequence.shared} shared, {sequence.cached} cached and "
+                    f"{sequence.committed} committed of {len(sequence.tokens)} tokens, blocks for {held}"
                 )
+            private = (sequence.shared - sequence.dropped) // self._block_manager.block_size
+            self._block_manager.check_private(sequence.blocks[private:])
 
     def _free(self, sequence: Sequence) -> None:
         self._block_manager.release(sequence.blocks)

@@ -53,6 +53,8 @@ def varlen_obstacle(shape: LayerShape) -> str | None:
         return "keys and values of different width"
     if shape.softcap is not None:
         return "softcap"
+    if shape.sinks:
+        return "attention sinks"
     return None
 
 
@@ -76,7 +78,10 @@ class VarlenLayer:
         scaling: float | None,
         window: int | None,
         softcap: float | None,
+        sinks: Tensor | None,
     ) -> Tensor:
+        if softcap is not None or sinks is not None:
+            raise RuntimeError("this kernel computes neither a softcap nor attention sinks")
         batch = self._step.current
         slots = slot_index(batch, query.device)
         self._key_slots.index_copy_(0, slots, key[0].transpose(0, 1))
@@ -112,7 +117,7 @@ def _lengths(batch: RaggedBatch, device: torch.device) -> Lengths:
 
 def _build_lengths(batch: RaggedBatch, device: torch.device) -> Lengths:
     queries = [len(span.tokens) for span in batch.spans]
-    keys = [span.start + len(span.tokens) for span in batch.spans]
+    keys = [span.start - span.dropped + len(span.tokens) for span in batch.spans]
     padding = batch.rows - batch.tokens
     if padding:
         queries.append(padding)

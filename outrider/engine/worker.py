@@ -9,6 +9,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from torch import Tensor
 
 from outrider.engine.batch import Span
+from outrider.engine.block_manager import Copy
 
 M = TypeVar("M", contravariant=True)
 """A service's messages."""
@@ -18,10 +19,17 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[P]):
-    """A forward pass to run now; `payload` is the worker's own note of what it is for."""
+    """A forward pass to run now.
+
+    Attributes:
+        spans: what it computes.
+        payload: the worker's own note of what it is for.
+        copies: of KV, to be made before.
+    """
 
     spans: Sequence[Span]
     payload: P
+    copies: Sequence[Copy] = ()
 
 
 @dataclass(frozen=True, slots=True)
