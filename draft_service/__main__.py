@@ -1,4 +1,4 @@
-"""`python -m draft_service --model MODEL|ngram|stub:...`: see `config.DraftConfig` for the flags."""
+"""`python -m draft_service --model MODEL|ngram|suffix|stub:...`: see `config.DraftConfig` for the flags."""
 
 import sys
 

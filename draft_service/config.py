@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from outrider.errors import InvalidArgument
+from outrider.models import LOOKUP_DRAFTS
 from outrider.rpc.options import DRAFT_PORT
 from outrider.service import config as common
 from outrider.service.config import ServiceConfig, between
@@ -14,14 +15,17 @@ from outrider.service.config import ServiceConfig, between
 SampleMethod = Literal["probabilistic", "greedy"]
 
 NGRAM = "ngram"
+SUFFIX = "suffix"
+_LONGEST_NGRAM = 4
+_SUFFIX_WINDOW = 8_192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftConfig(ServiceConfig):
     """How the draft service runs; the flags have the same names with dashes.
 
-    Beside a causal LM, `model` may be the folder of an EAGLE-3 head, or `ngram` for prompt lookup. Streams longer than
-    `max_model_len` get no slots.
+    Beside a causal LM, `model` may be the folder of an EAGLE-3 head, `ngram` for prompt lookup, or `suffix` for
+    a suffix automaton. Streams longer than `max_model_len` get no slots.
 
     Attributes:
         draft_top_k: ids in a shipped q at most.
@@ -30,35 +34,61 @@ class DraftConfig(ServiceConfig):
             those of the target that its files name.
         feature_window: positions with features of the target that an EAGLE-3 head looks back; unset means the head's
             own, or 64.
-        prompt_lookup_min: shortest n-gram that is looked up.
-        prompt_lookup_max: longest one.
+        draft_window: a draft model keeps the KV of the first 4 and the last so many positions, in whole blocks; unset
+            means of all. Only the acceptance depends on it.
+        prompt_lookup_min: shortest match that `ngram` and `suffix` go on from.
+        prompt_lookup_max: longest n-gram that is looked up; unset means 4. `suffix` knows no longest one.
+        suffix_window: `suffix` keeps at least so many of a stream's last tokens, and fewer than twice as many; unset
+            means 8192. About half a kilobyte of memory each.
     """
 
     port: int = DRAFT_PORT
     max_slots: int = 16
-    drain_s: float = 5.0
+    drain_seconds: float = 5.0
     draft_top_k: int = 128
     draft_sample_method: SampleMethod = "probabilistic"
     embeddings: str | None = None
     feature_window: int | None = None
+    draft_window: int | None = None
     prompt_lookup_min: int = 2
-    prompt_lookup_max: int = 4
+    prompt_lookup_max: int | None = None
+    suffix_window: int | None = None
 
     def __post_init__(self) -> None:
         ServiceConfig.__post_init__(self)  # a class with slots is made twice, which breaks super()
         between("draft_top_k", self.draft_top_k, 1, 1_024)
         if self.feature_window is not None:
             between("feature_window", self.feature_window, 1, 4_096)
+        if self.draft_window is not None:
+            between("draft_window", self.draft_window, 1, 1 << 20)
+            if self.is_lookup:
+                raise InvalidArgument("draft_window", f"is for draft models; {self.model} has no KV")
         between("prompt_lookup_min", self.prompt_lookup_min, 1, 32)
-        between("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min, 32)
+        if self.model == SUFFIX and self.prompt_lookup_max is not None:
+            raise InvalidArgument("prompt_lookup_max", "is for ngram; suffix takes the longest match there is")
+        if self.model != SUFFIX:
+            between("prompt_lookup_max", self.longest_ngram, self.prompt_lookup_min, 32)
+        if self.suffix_window is not None:
+            if self.model != SUFFIX:
+                raise InvalidArgument("suffix_window", f"is for suffix, not for {self.model}")
+            between("suffix_window", self.suffix_window, 64, 1 << 20)
         if self.draft_sample_method not in ("probabilistic", "greedy"):
             raise InvalidArgument("draft_sample_method", f"{self.draft_sample_method!r} is not probabilistic or greedy")
 
     @property
-    def is_ngram(self) -> bool:
-        return self.model == NGRAM
+    def is_lookup(self) -> bool:
+        """Whether the draft is the text itself: no weights, no torch."""
+        return self.model in LOOKUP_DRAFTS
+
+    @property
+    def longest_ngram(self) -> int:
+        return _LONGEST_NGRAM if self.prompt_lookup_max is None else self.prompt_lookup_max
+
+    @property
+    def kept_tokens(self) -> int:
+        return _SUFFIX_WINDOW if self.suffix_window is None else self.suffix_window
 
 
 def parse(arguments: Sequence[str]) -> DraftConfig:
     """As `outrider.service.config.parse`."""
-    return common.parse(DraftConfig, "python -m draft_service", "Proposes tokens to a coordinator.", arguments)
+    return common.parse(DraftConfig, "draft", "python -m draft_service", "Proposes tokens to a coordinator.", arguments)

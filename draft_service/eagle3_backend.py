@@ -18,7 +18,7 @@ from outrider.engine.eagle3_loader import HeadLimits, brings_embeddings, load_he
 from outrider.engine.eagle3_model import Eagle3Model
 from outrider.engine.runner import Runner
 from outrider.engine.streams import Streams
-from outrider.errors import ModelUnavailable
+from outrider.errors import InvalidArgument, ModelUnavailable
 from outrider.rpc import tokenizer_files
 from outrider.rpc.feature_codec import request_to_pb
 from outrider.rpc.info import ServiceInfo, Serving, model_info
@@ -31,6 +31,10 @@ class Eagle3Backend:
     def __init__(
         self, config: DraftConfig, on_fatal: Callable[[BaseException], None], lease_s: float = LEASE_S
     ) -> None:
+        if config.draft_window is not None:
+            raise InvalidArgument(
+                "draft_window", "is for draft models; an EAGLE-3 head looks back feature_window positions"
+            )
         self._config = config
         self._lease_s = lease_s
         self._runner: Runner[Message, list[Job]] = Runner(self._build, on_fatal=on_fatal)
@@ -70,6 +74,7 @@ class Eagle3Backend:
             open_streams=len(self._streams),
             kv_blocks_used=self._seats.used_blocks,
             kv_blocks_total=self._seats.num_blocks,
+            allow_planted_errors=self._config.allow_planted_errors,
         )
         info = model_info(instance_id, serving, self._model.info, None, self._runner.stats())
         info.draft_kind = "eagle3"
@@ -94,8 +99,8 @@ class Eagle3Backend:
             target=_target(Path(config.model), config.embeddings),
             limits=HeadLimits(window=config.feature_window, seats=credit(config.max_num_seqs), slots=config.max_slots),
         )
-        self._seats = BlockManager(credit(config.max_num_seqs), model.info.block_size)
-        self._streams = Streams(self._seats, self._lease_s)
+        self._seats = BlockManager(credit(config.max_num_seqs), model.info.block_size, reuse=False)
+        self._streams = Streams(self._seats, self._lease_s, allow_planted_errors=config.allow_planted_errors)
         self._model = model
         proposer = Eagle3Proposer(
             self._streams,

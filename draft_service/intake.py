@@ -108,14 +108,24 @@ class Intake:
     def finish(self, job: Job) -> None:
         """Answers a job with the slots it has."""
         del self.jobs[job.stream_id]
-        cached = self.sequence(job).cached
-        self._post(job, Answer(job.stream_id, job.generation, job.committed, cached, job.slots))
+        sequence = self.sequence(job)
+        answer = Answer(
+            job.stream_id, job.generation, job.committed, sequence.cached, job.slots, note=sequence.take_note()
+        )
+        self._post(job, answer)
 
     def fail(self, job: Job, error: str) -> None:
         """Answers a job whose step failed; its KV is not to be trusted."""
         del self.jobs[job.stream_id]
         self.streams.drop_cache(self.sequence(job))
         self._post(job, Answer(job.stream_id, job.generation, job.committed, 0, (), Status.INTERNAL, error))
+
+    def refuse(self, job: Job, reason: str) -> None:
+        """Answers a job that there is no room for; the stream stays."""
+        del self.jobs[job.stream_id]
+        cached = self.sequence(job).cached
+        answer = Answer(job.stream_id, job.generation, job.committed, cached, (), Status.RESOURCE_EXHAUSTED, reason)
+        self._post(job, answer)
 
     def flush(self) -> None:
         """Sends the answers since the last flush, one batch per link."""
@@ -146,10 +156,17 @@ class Intake:
             items.prefix_hashes.tolist(),
             batch.slots.tolist(),
             batch.deadlines_ms.tolist(),
+            batch.least_survivals.tolist(),
             strict=True,
         )
-        for index, (stream_id, generation, committed, base, base_hash, wanted, deadline_ms) in enumerate(rows):
+        for index, (stream_id, generation, committed, base, base_hash, wanted, deadline_ms, least) in enumerate(rows):
             if index in delivery.refused:
+                continue
+            key = (generation, committed)
+            held = self.streams.get(stream_id)
+            if held is not None and held.owner == delivery.owner and key <= self._newest.get(stream_id, _NO_KEY):
+                # Seen before: it has one answer, and must not cut what a newer item brought.
+                self._posts.setdefault(delivery.link, _Post()).answered += 1
                 continue
             try:
                 if stream_id in failed:
@@ -171,9 +188,7 @@ class Intake:
                     _NO_TIMINGS,
                 )
                 continue
-            key = (generation, committed)
-            if sequence is None or key <= self._newest.get(stream_id, _NO_KEY):
-                # An older generation, for which nobody waits any more, or an item seen before: it has one answer.
+            if sequence is None:  # an older generation, for which nobody waits any more
                 self._posts.setdefault(delivery.link, _Post()).answered += 1
                 continue
             self._newest[stream_id] = key
@@ -186,6 +201,7 @@ class Intake:
                 link=delivery.link,
                 owner=delivery.owner,
                 arrived_s=delivery.arrived_s,
+                least_survival=least / 65_535,
                 deadline_s=delivery.arrived_s + deadline_ms / 1_000 if deadline_ms else math.inf,
             )
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from outrider.distribution import TOTAL, CountRow
 from outrider.errors import Status
-from outrider.seam import ProposalBatch, Replies, Slots, StreamOpen, Timings
+from outrider.seam import NO_NOTE, Note, ProposalBatch, Replies, Slots, StreamOpen, Timings
 
 _NO_U16 = np.empty(0, np.uint16)
 _NO_U32 = np.empty(0, np.uint32)
@@ -27,12 +27,15 @@ class Slot(NamedTuple):
         own_count: its count in q.
         support: q in counts; None for a one-hot q, and in the dense form.
         dense: float32 [vocab], the whole row, in the dense form only.
+        confidence: probability of the draft's first choice where that is what is proposed, else 1. A fact of q as a
+            distribution, whatever was drawn from it.
     """
 
     token: int
     own_count: int = TOTAL
     support: CountRow | None = None
     dense: NDArray[np.float32] | None = None
+    confidence: float = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +50,8 @@ class Job:
         link: where to answer.
         owner: the coordinator.
         arrived_s: monotonic time of arrival.
+        least_survival: chance of surviving below which a slot is not drafted; 0 never stops.
+        survival: chance that all slots so far are accepted, as the draft sees it.
         deadline_s: monotonic time after which what is done is returned.
         slots: what was drafted so far.
         started_s: when the first step with this job began.
@@ -62,6 +67,8 @@ class Job:
     owner: bytes
     arrived_s: float
     deadline_s: float = math.inf
+    least_survival: float = 0.0
+    survival: float = 1.0
     slots: list[Slot] = field(default_factory=list)
     started_s: float | None = None
     forward_ms: float = 0.0
@@ -95,6 +102,7 @@ class Answer(NamedTuple):
     slots: Rows[Slot] = ()
     status: Status = Status.OK
     error: str = ""
+    note: Note = NO_NOTE
 
 
 def to_batch(answers: Rows[Answer], timings: Timings) -> ProposalBatch:
@@ -110,6 +118,7 @@ def to_batch(answers: Rows[Answer], timings: Timings) -> ProposalBatch:
             statuses=np.array([answer.status for answer in answers], np.uint8),
             cached_lengths=np.array([answer.cached for answer in answers], np.uint32),
             errors={index: answer.error for index, answer in enumerate(answers) if answer.error},
+            notes={index: answer.note for index, answer in enumerate(answers) if answer.note is not NO_NOTE},
         ),
         slots=Slots(
             per_item=np.array([len(answer.slots) for answer in answers], np.uint8),

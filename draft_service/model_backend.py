@@ -14,15 +14,19 @@ from draft_service.job import Job
 from draft_service.proposer import Proposer
 from draft_service.sampler import Sampler
 from outrider.engine.block_manager import BlockManager
+from outrider.engine.grammar import Grammars
 from outrider.engine.model import LoadedModel, load_model
+from outrider.engine.profile import Profiler
 from outrider.engine.runner import Runner
 from outrider.engine.streams import Streams
 from outrider.engine.stub import StubSpec, is_stub, parse
 from outrider.engine.stub_model import StubModel, load_stub
 from outrider.errors import InvalidArgument, ModelUnavailable
 from outrider.rpc import tokenizer_files
+from outrider.rpc.cost_codec import costs_to_pb
 from outrider.rpc.info import ServiceInfo, Serving, model_info
 from outrider.rpc.options import LEASE_S
+from outrider.service.profiling import profiler
 from outrider.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -46,12 +50,14 @@ class ModelBackend:
         self._config = config
         self._engine_config = config.engine()
         self._stub = _parse_stub(config.model)
+        self._tokenizer_folder = tokenizer_files.folder_of(config.model, config.load_format)
         self._lease_s = lease_s
         self._runner: Runner[Message, list[Job]] = Runner(self._build, on_fatal=on_fatal)
         self._model: LoadedModel | StubModel | None = None
         self._vocabulary: Vocabulary | None = None
         self._streams: Streams | None = None
         self._blocks: BlockManager | None = None
+        self._profiler: Profiler | None = None
 
     @property
     def ready(self) -> Future[None]:
@@ -85,13 +91,18 @@ class ModelBackend:
             open_streams=len(self._streams),
             kv_blocks_used=self._blocks.used_blocks,
             kv_blocks_total=self._blocks.num_blocks,
+            allow_planted_errors=self._config.allow_planted_errors,
+            prefix_tokens_asked=self._streams.prefix_tokens.asked,
+            prefix_tokens_found=self._streams.prefix_tokens.found,
         )
         info = model_info(instance_id, serving, self._model.info, self._vocabulary, self._runner.stats())
         info.draft_kind = "stub" if self._stub else "causal_lm"
+        if self._profiler is not None:
+            info.costs.CopyFrom(costs_to_pb(self._profiler.profile, self._profiler.state))
         return info
 
     def tokenizer(self) -> AsyncIterator[tokenizer_files.Piece]:
-        return tokenizer_files.pieces(None if self._stub else Path(self._config.model))
+        return tokenizer_files.pieces(self._tokenizer_folder)
 
     def close(self) -> None:
         self._runner.close()
@@ -101,9 +112,18 @@ class ModelBackend:
         config, stub = self._config, self._stub
         model = load_stub(stub, self._engine_config) if stub else load_model(self._engine_config)
         model.allocate_kv(model.num_blocks)
-        self._blocks = BlockManager(model.num_blocks, model.info.block_size)
-        self._streams = Streams(self._blocks, self._lease_s)
-        self._vocabulary = _vocabulary(config.model, model.info.vocab_rows, is_stub=stub is not None)
+        self._blocks = BlockManager(model.num_blocks, model.info.block_size, reuse=not config.no_prefix_caching)
+        grammars = Grammars(self._tokenizer_folder, model.info.vocab_rows, model.info.eos_token_ids)
+        grammars.load()
+        self._streams = Streams(
+            self._blocks,
+            self._lease_s,
+            allow_planted_errors=config.allow_planted_errors,
+            matcher=grammars.mirror,
+        )
+        self._vocabulary = _vocabulary(self._tokenizer_folder, model.info.vocab_rows)
+        self._profiler = profiler(config, model, self._blocks)
+        self._runner.when_idle(self._profiler)
         self._model = model
         proposer = Proposer(
             self._streams,
@@ -112,6 +132,7 @@ class ModelBackend:
             max_model_len=model.info.max_positions,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            window=config.draft_window,
             send=Faults(stub.fault, stub.after, stub.late_ms).send if stub and stub.fault else send_as_is,
         )
         return model, proposer
@@ -126,11 +147,11 @@ def _parse_stub(model: str) -> StubSpec | None:
     return spec
 
 
-def _vocabulary(model: str, rows: int, *, is_stub: bool) -> Vocabulary | None:
-    if is_stub:
+def _vocabulary(folder: Path | None, rows: int) -> Vocabulary | None:
+    if folder is None:
         return Vocabulary.stub_bytes().with_rows(rows)
     try:
-        return Vocabulary.from_folder(Path(model)).with_rows(rows)
+        return Vocabulary.from_folder(folder).with_rows(rows)
     except ModelUnavailable as error:
         logger.warning("no vocabulary to compare with the target's: %s", error)
         return None

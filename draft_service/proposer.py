@@ -4,11 +4,12 @@ Every step feeds each outstanding stream whatever lies between its cached and it
 committed tokens after a round, a whole prompt at first) or the token it drafted last, and draws the next slot. Streams
 join and leave at every step. A proposal leaves when its slots are done, or at the slot boundary where its deadline has
 passed, then with what is done: whether a slot exists never depends on its content, only on time and on earlier slots.
+A draft that takes its first choice also stops before a slot for which it is not sure enough. Its token is then a
+function of the tokens before it, and so is the decision; where tokens are drawn there is no such stop.
 
 KV. What was drafted stays cached; the next item cuts it to the common prefix. After a round with all gamma slots
 accepted the draft holds committed - 2 tokens (the last one drafted was never fed), else committed - 1; both are
-outcomes of `Sequence.sync`, not rules written here. When the pool is full, streams that have been idle for a while lose
-their KV; failing that, a stream gets no slots.
+outcomes of `Sequence.sync`, not rules written here. Who gets KV blocks is the business of `kv_room`.
 """
 
 from __future__ import annotations
@@ -21,23 +22,22 @@ from torch import Tensor
 
 from draft_service.intake import Clock, Intake, Message, Send, send_as_is
 from draft_service.job import Job
+from draft_service.kv_room import KVRoom
 from draft_service.sampler import Sampler
 from outrider.engine.batch import Span
-from outrider.engine.block_manager import OutOfBlocks
+from outrider.engine.chunk import ChunkSize
+from outrider.engine.pace import StepTime
 from outrider.engine.runner import Step, StepTiming, Wait
 from outrider.engine.sequence import Sequence
 from outrider.engine.streams import Streams
 
 logger = logging.getLogger(__name__)
 
-_IDLE_S = 1.0
-"""A stream without an item for this long may lose its KV to another; sooner, streams would take turns in robbing."""
-
 _CATCH_UP_ROWS = 64
 """More tokens than these are a prompt to be read in pieces, not the few that a round commits."""
 
 _PROMPT_SHARE = 8
-"""While others draft, prompts get at most this fraction of a step's rows."""
+"""While others draft, prompts get at most this fraction of a step's rows, and no more than keeps the step short."""
 
 
 class Proposer:
@@ -50,6 +50,7 @@ class Proposer:
         max_model_len: positions that a stream may have.
         max_num_seqs: streams in one step.
         max_num_batched_tokens: token rows in one step.
+        window: last positions whose KV is kept, beside the first few; None keeps all.
         clock: monotonic, in seconds.
         send: as in `Intake`.
     """
@@ -63,6 +64,7 @@ class Proposer:
         max_model_len: int,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        window: int | None = None,
         clock: Clock = time.monotonic,
         send: Send = send_as_is,
     ) -> None:
@@ -74,7 +76,11 @@ class Proposer:
         self._seats = max_num_seqs
         self._budget = max_num_batched_tokens
         self._clock = clock
-        self._last_active: dict[int, float] = {}
+        self._plain = StepTime()
+        self._chunk = ChunkSize(self._plain)
+        self.room = KVRoom(
+            streams, self.intake.jobs, max_model_len=max_model_len, piece=max_num_batched_tokens, window=window
+        )
 
     def receive(self, message: Message) -> None:
         self.intake.receive(message)
@@ -85,7 +91,7 @@ class Proposer:
         for job in list(self.intake.jobs.values()):
             if self._is_done(job, self.intake.sequence(job), now):
                 self._finish(job)
-        step = self._form()
+        step = self._form(now)
         self.intake.flush()
         if step is not None:
             return step
@@ -98,8 +104,12 @@ class Proposer:
         for job, span in zip(step.payload, step.spans, strict=True):
             sequence = self.intake.sequence(job)
             sequence.fed(span)
+            self._streams.publish(sequence)
+            self.room.slide(sequence)
             if span.wanted:
                 rows.append((job, sequence))
+        has_prompt = any(len(span.tokens) > _CATCH_UP_ROWS or not span.wanted for span in step.spans)
+        (self._chunk if has_prompt else self._plain).observe(timing.tokens, timing.forward_ms / 1_000)
         slots = self._sampler.draw(logits, rows, self.intake.excluded) if rows else []
         sample_ms = (self._clock() - began) * 1_000
         for job in step.payload:
@@ -111,6 +121,10 @@ class Proposer:
         for (job, sequence), slot in zip(rows, slots, strict=True):
             if slot is None:
                 logger.warning("stream %016x: the draft has no distribution at slot %d", job.stream_id, len(job.slots))
+                self._finish(job)
+                continue
+            job.survival *= slot.confidence
+            if job.slots and job.survival < job.least_survival:
                 self._finish(job)
                 continue
             job.slots.append(slot)
@@ -139,7 +153,7 @@ class Proposer:
             return False
         return bool(job.slots) or max(sequence.tokens[sequence.cached :], default=0) < self._vocab_rows
 
-    def _form(self) -> Step[list[Job]] | None:
+    def _form(self, now: float) -> Step[list[Job]] | None:
         """The next step: all drafting streams first, then as much prompt as fits beside them."""
         jobs = sorted(self.intake.jobs.values(), key=self._is_prompt)
         spans: list[Span] = []
@@ -149,21 +163,30 @@ class Proposer:
             is_prompt = self._is_prompt(job)
             if is_prompt and riding and prompt_left == self._budget:
                 # A long prompt must not use up the deadlines of those that draft.
-                prompt_left = max(self._budget // _PROMPT_SHARE, 1)
+                drafting = self._budget - rows_left
+                chunk = self._chunk.rows(drafting, 0, self._budget)
+                prompt_left = max(min(self._budget // _PROMPT_SHARE, chunk), 1)
             room = min(rows_left, prompt_left) if is_prompt else rows_left
             if len(riding) == self._seats or room == 0:
                 break
             sequence = self.intake.sequence(job)
             wanted = min(job.wanted, 1)
+            self._streams.rewind(sequence, min(sequence.cached, len(sequence.tokens) - wanted))
+            if not sequence.blocks:
+                if self._waits_for_prompt(sequence):
+                    continue
+                if not self.room.enter(job, sequence, now):
+                    self._refuse(job)
+                    continue
             span = sequence.span(wanted, min(room, self._rows_of(sequence, wanted)))
-            if not self._reserve(sequence, span.start + len(span.tokens)):
-                self._finish(job)
+            if not self.room.extend(sequence, span.start + len(span.tokens), now):
+                self._refuse(job)
                 continue
             spans.append(span)
             riding.append(job)
             rows_left -= len(span.tokens)
             prompt_left -= len(span.tokens) if is_prompt else 0
-        return Step(spans, riding) if spans else None
+        return Step(spans, riding, self._streams.take_copies()) if spans else None
 
     def _is_prompt(self, job: Job) -> bool:
         return self.intake.sequence(job).pending > _CATCH_UP_ROWS
@@ -173,32 +196,18 @@ class Proposer:
         """Rows that bring a stream up to its last token; at least the wanted one, which may have to be fed again."""
         return max(sequence.pending, wanted)
 
-    def _reserve(self, sequence: Sequence, tokens: int) -> bool:
-        """Blocks for a stream's first `tokens` tokens, if need be at the cost of streams that have long been idle."""
-        while True:
-            try:
-                self._streams.reserve(sequence, tokens)
-                return True
-            except OutOfBlocks:
-                if not self._rob(sequence):
-                    return False
-
-    def _rob(self, beneficiary: Sequence) -> bool:
-        """Frees the KV of the stream that has been idle longest; False if none has been for long enough."""
-        now = self._clock()
-        idle = [
-            (self._last_active.get(other.opened.stream_id, -math.inf), other)
-            for other in self._streams
-            if other.blocks and other is not beneficiary and other.opened.stream_id not in self.intake.jobs
-        ]
-        last_active, victim = min(idle, key=lambda entry: entry[0], default=(math.inf, beneficiary))
-        if victim is beneficiary or now - last_active < _IDLE_S:
-            return False
-        self._streams.drop_cache(victim)
-        return True
+    def _waits_for_prompt(self, sequence: Sequence) -> bool:
+        """Whether the prompt that a stream shares is still being read; it finds more of it when that is over."""
+        parent = None if sequence.opened.fork_of is None else self.intake.jobs.get(sequence.opened.fork_of)
+        return parent is not None and parent.owner == sequence.owner and self._is_prompt(parent)
 
     def _finish(self, job: Job) -> None:
-        self._last_active[job.stream_id] = self._clock()
+        self.room.left(job.stream_id, self._clock())
         self.intake.finish(job)
-        if len(self._last_active) > 2 * len(self._streams) + 64:
-            self._last_active = {key: when for key, when in self._last_active.items() if key in self._streams}
+
+    def _refuse(self, job: Job) -> None:
+        """There is no room: what is done is answered, and where that is nothing, why."""
+        if job.slots:
+            self._finish(job)
+        else:
+            self.intake.refuse(job, "the draft's KV pool is full")

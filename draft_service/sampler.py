@@ -13,6 +13,7 @@ from torch import Tensor
 from draft_service.draft_ids import DraftIds
 from draft_service.intake import known_ids
 from draft_service.job import Job, Slot
+from draft_service.planted import raw_q
 from outrider import noise
 from outrider.distribution import CountRow, draw_rows, quantise_rows
 from outrider.engine import draws
@@ -92,13 +93,23 @@ class Sampler:
         self, way: _Way, logits: Tensor, rows: Rows[tuple[Job, Sequence]], ids: DraftIds | None
     ) -> list[Slot | None]:
         contexts = [
-            RowContext(job.opened.params, sequence.tokens, len(sequence.tokens), job.opened.prompt_length)
+            RowContext(
+                job.opened.params,
+                sequence.tokens,
+                len(sequence.tokens),
+                job.opened.prompt_length,
+                sequence.matcher,
+            )
             for job, sequence in rows
         ]
         if way is _Way.GREEDY:
             choice = processing.greedy(logits, contexts)
             tokens = _tokens(choice.ids.cpu().numpy(), ids)
-            return [None if index in choice.faults else Slot(token) for index, token in enumerate(tokens)]
+            sure = _confidences(logits, [job for job, _ in rows])
+            return [
+                None if index in choice.faults else Slot(token, confidence=sure[index])
+                for index, token in enumerate(tokens)
+            ]
         processed = processing.process(logits, contexts)
         good = [index for index in range(len(rows)) if index not in processed.faults]
         slots: list[Slot | None] = [None] * len(rows)
@@ -128,7 +139,8 @@ class Sampler:
     def _sparse(self, p: Tensor, jobs: Rows[Job], ids: DraftIds | None) -> list[Slot]:
         columns, probs = draws.draft_distribution(p, self._draft_top_k)
         supports = quantise_rows(probs, columns if ids is None else ids.of(columns))
-        chosen = draw_rows(supports, noise.sixteen_bits(*_counters(jobs), Role.DRAFT)).tolist()
+        drawn = draw_rows(supports, noise.sixteen_bits(*_counters(jobs), Role.DRAFT))
+        chosen = raw_q(jobs, supports, drawn).tolist()
         return [_sparse_slot(support, index) for support, index in zip(supports, chosen, strict=True)]
 
     def _dense(self, p: Tensor, jobs: Rows[Job]) -> list[Slot]:
@@ -152,6 +164,18 @@ class Sampler:
                 continue
             members = torch.tensor([index for index, other in enumerate(owners) if other == owner])
             logits[members.to(logits.device)[:, None], torch.from_numpy(columns).to(logits.device)] = -torch.inf
+
+
+def _confidences(logits: Tensor, jobs: Rows[Job]) -> list[float]:
+    """Probability of the most probable id of each row, where a job may stop for it; else 1.
+
+    Of the model's own distribution at the request's temperature, and at 1 where that is 0.
+    """
+    if not any(job.least_survival for job in jobs):
+        return [1.0] * len(jobs)
+    scale = [1.0 / job.opened.params.temperature if not job.opened.params.greedy else 1.0 for job in jobs]
+    scaled = logits * torch.tensor(scale, dtype=logits.dtype, device=logits.device)[:, None]
+    return torch.exp(scaled.amax(dim=1) - scaled.logsumexp(dim=1)).tolist()
 
 
 def _sparse_slot(support: CountRow, index: int) -> Slot:
