@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from coordinator.arguments import Addresses, Options, parse
+from coordinator.arguments import Addresses, Options, open_to_strangers, parse, url
+from coordinator.gate import gate
 from coordinator.ray_local import local_ray
+from outrider import api_key, log_format
 from outrider.errors import OutriderError, Unavailable
 from outrider.phases import announce
+from outrider.ports import free_port
+from outrider.rpc.files import raise_file_limit
 
 logger = logging.getLogger("coordinator")
 
@@ -23,15 +29,24 @@ _POLL_S = 0.1
 
 def main() -> int:
     options = parse()
+    os.environ.pop(api_key.VARIABLE, None)  # only its hash goes on, to no child process
     logging.basicConfig(
         level=options.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
+    if options.log_format == log_format.JSON:
+        log_format.write_json("coordinator", options.log_level)
+    if open_to_strangers(options):
+        logger.warning(
+            "whoever reaches %s may use this API: there are no API keys (--api-key-file)", url(options.addresses)
+        )
     signal.signal(signal.SIGTERM, _leave)
+    raise_file_limit()
     try:
         addresses = _claim(options.addresses)
         announce("load", "starting Ray")
-        with local_ray():
-            _serve(replace(options, addresses=addresses))
+        with local_ray(bare_lines=options.log_format == log_format.JSON), ExitStack() as cleanup:
+            inner = _behind_gate(addresses, cleanup) if addresses.tls.certfile else addresses
+            _serve(replace(options, addresses=inner), url(addresses))
     except OutriderError as error:
         logger.error("%s", error)
         return 1
@@ -40,7 +55,14 @@ def main() -> int:
     return 0
 
 
-def _serve(options: Options) -> None:
+def _behind_gate(addresses: Addresses, cleanup: ExitStack) -> Addresses:
+    """Opens the TLS gate at the HTTP door's address, and says where the plain door is to be."""
+    inner = replace(addresses, http_host="127.0.0.1", port=_free_port("127.0.0.1", 0, "--port"))
+    cleanup.enter_context(gate(addresses.tls, addresses.host, addresses.port, ("127.0.0.1", inner.port)))
+    return inner
+
+
+def _serve(options: Options, at: str) -> None:
     from coordinator import serve  # imports Ray, whose settings are made by `local_ray`
 
     stop = _StopSignal()
@@ -49,7 +71,7 @@ def _serve(options: Options) -> None:
     while not stop.wait(_POLL_S):
         status = handle.status.remote().result()
         if not status.reason:
-            announce("ready", f"{status.model} at {serve.url(options.addresses)}, gRPC port {status.grpc_port}")
+            announce("ready", f"{status.model} at {at}, gRPC port {status.grpc_port}")
             break
     stop.wait(None)
     logger.info("draining for up to %g s", options.drain_timeout_s)
@@ -97,6 +119,7 @@ def _claim(addresses: Addresses) -> Addresses:
 
 def _free_port(host: str, port: int, flag: str) -> int:
     try:
+        port = port or free_port(host)
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

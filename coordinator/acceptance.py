@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.planted import shared_noise
 from coordinator.state import StreamState
+from coordinator.synthetic import synthetic_counts
 from outrider.errors import InvalidArgument, Status
 from outrider.noise import Role, uniforms
 from outrider.rule import accepted_counts, dense_round, matched_counts
@@ -55,9 +57,10 @@ def accept(
     k = matched_counts(x, emit, m)
     rejects = np.array([state.request.rejects for state in answered])
     if rejects.any():
-        u = accept_uniforms(answered, m, within)
+        u = shared_noise(accept_uniforms(answered, m, within), answered, m, within)
         q = np.concatenate([proposal.own_counts[:n] for proposal, n in verified]).astype(np.int64) + 1
         k = np.where(rejects, accepted_counts(batch.p[slots], q, u, m), k)
+    k = synthetic_counts(answered, k, m, within)
 
     # One entry more than there are slots, so that an item without any may be indexed too; np.where drops its value.
     recovered = np.append(batch.emit, 0)[starts + np.minimum(k, np.maximum(m - 1, 0))]

@@ -3,51 +3,84 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from coordinator.fair_queue import FairQueue
 from outrider.errors import DeadlineExceeded, Overloaded, Unavailable
+
+_LEAST_RETRY_S = 1.0
+_MOST_RETRY_S = 60.0
+_NEW_SHARE = 0.1
+"""Weight of the last place that came free in the mean time between two."""
 
 
 class Admission:
-    """First come, first served.
+    """Clients take turns; each client's own requests go in order of arrival.
 
     Attributes:
-        running, waiting: answers being decoded, and queued for it.
+        running: places that are taken.
     """
 
     def __init__(self, max_running: int, max_waiting: int) -> None:
+        """
+        Args:
+            max_running: places.
+            max_waiting: places that the waiting requests of one client ask for at most.
+        """
         self.running = 0
         self._max_running = max_running
         self._max_waiting = max_waiting
-        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._queue = FairQueue[asyncio.Future[int]]()
+        self._place_s: float | None = None
+        self._freed_s: float | None = None
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
     def waiting(self) -> int:
-        return sum(count for count, _ in self._queue)
+        """Places that are waited for."""
+        return self._queue.size
 
-    @property
-    def draining(self) -> bool:
-        return self._draining
+    def resize(self, max_running: int, max_waiting: int) -> None:
+        """Other numbers from now on; what runs or waits already goes on."""
+        self._max_running = max_running
+        self._max_waiting = max_waiting
+        self._admit()
+
+    def check(self, client: str, count: int) -> None:
+        """
+        Raises:
+            Overloaded: a request of this client for so many places would be refused now.
+            Unavailable: the server is draining.
+        """
+        if self._draining:
+            raise Unavailable("the server is shutting down")
+        count, waiting = min(count, self._max_running), self._queue.size_of(client)
+        if not self._is_free(count) and waiting + count > self._max_waiting:
+            whose = f"of the API key {client!r}" if client else "that"
+            raise Overloaded(
+                f"{self.running} answers are running, and {waiting} {whose} are waiting of at most "
+                f"{self._max_waiting}; try again later",
+                retry_after_s=self._retry_after_s(count),
+            )
 
     @asynccontextmanager
-    async def slots(self, count: int, timeout_s: float) -> AsyncIterator[None]:
-        """Hold `count` places, waiting for at most `timeout_s` seconds.
+    async def slots(self, client: str, count: int, timeout_s: float) -> AsyncIterator[None]:
+        """Hold `count` places (all there are, if it is more), waiting for at most `timeout_s` seconds.
 
         Raises:
-            Overloaded: as many wait as may wait.
+            Overloaded: as much of this client waits as may wait.
             Unavailable: the server is draining.
             DeadlineExceeded: the time ran out in the queue.
         """
-        await self._enter(min(count, self._max_running), timeout_s)
+        taken = await self._enter(client, count, timeout_s)
         try:
             yield
         finally:
-            self._leave(min(count, self._max_running))
+            self._leave(taken)
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests; True once all others ended, False after `timeout_s` seconds."""
@@ -58,42 +91,59 @@ class Admission:
             return False
         return True
 
-    async def _enter(self, count: int, timeout_s: float) -> None:
-        if self._draining:
-            raise Unavailable("the server is shutting down")
-        if not self._queue and self.running + count <= self._max_running:
-            self._take(count)
-            return
-        if self.waiting + count > self._max_waiting:
-            raise Overloaded(f"{self.running} answers are running and {self.waiting} waiting; try again later")
-        turn = asyncio.get_running_loop().create_future()
-        self._queue.append((count, turn))
+    async def _enter(self, client: str, count: int, timeout_s: float) -> int:
+        """Returns the places that were taken, once they are."""
+        self.check(client, count)
+        count = min(count, self._max_running)
+        turn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        # Through the queue also where there is room, so that it knows who had places before others had to wait.
+        entry = self._queue.put(client, count, turn)
         self._idle.clear()
+        self._admit()
+        if turn.done():
+            return turn.result()
         try:
-            await asyncio.wait_for(asyncio.shield(turn), timeout_s)
+            # Not `wait_for`: on Python 3.11 it forgets that it was cancelled where the turn came in the same moment.
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(turn)
         except BaseException as error:
             if turn.done() and not turn.cancelled():  # its turn came in the same moment
-                self._leave(count)
+                self._leave(turn.result())
             else:
-                self._queue.remove((count, turn))
+                self._queue.remove(entry)
                 turn.cancel()
                 self._admit()
             if isinstance(error, TimeoutError):
                 raise DeadlineExceeded(f"waited {timeout_s:g} s for a free place") from None
             raise
 
-    def _take(self, count: int) -> None:
-        self.running += count
-        self._idle.clear()
+    def _is_free(self, count: int) -> bool:
+        """Whether so many places can be had without passing anybody by."""
+        return not self._queue and self.running + count <= self._max_running
 
     def _leave(self, count: int) -> None:
+        now_s = time.monotonic()
+        if self._freed_s is not None:
+            place_s = (now_s - self._freed_s) / count
+            self._place_s = place_s if self._place_s is None else self._place_s + _NEW_SHARE * (place_s - self._place_s)
         self.running -= count
         self._admit()
+        # How often a place comes free is known while all are wanted only.
+        self._freed_s = now_s if self._queue else None
+
+    def _retry_after_s(self, count: int) -> float:
+        """Until `count` places have come free for one client, where all that wait take turns."""
+        expected_s = count * self._queue.clients * (self._place_s or 0.0)
+        return min(max(expected_s, _LEAST_RETRY_S), _MOST_RETRY_S)
 
     def _admit(self) -> None:
-        while self._queue and self.running + self._queue[0][0] <= self._max_running:
-            count, turn = self._queue.popleft()
-            self._take(count)
-            turn.set_result(None)
-        if not self._queue and not self.running:
+        while entry := self._queue.next():
+            count = min(entry.size, self._max_running)  # there may be fewer by now
+            if self.running + count > self._max_running:
+                return
+            self._queue.take()
+            self.running += count
+            entry.item.set_result(count)
+        if not self.running:
+            self._queue.forget()
             self._idle.set()

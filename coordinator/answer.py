@@ -10,9 +10,11 @@ from typing import NamedTuple
 from coordinator.backend import BackendStream
 from coordinator.metrics import Metrics
 from coordinator.prepare import Prepared
+from coordinator.prompts import Echo
 from coordinator.request import Emission, StreamStats
 from coordinator.text import AnswerText
 from outrider.errors import OutriderError
+from outrider.logprobs import LogprobRows
 
 
 class Piece(NamedTuple):
@@ -25,6 +27,9 @@ class Piece(NamedTuple):
             that are certain after it.
         finish_reason: "stop" or "length" with the last piece.
         stop_reason: the stop string or the stop id that ended the answer; None for an end-of-sequence id.
+        text_starts: parallel to the ids; where in the whole answer the text of each begins.
+        logprobs: parallel to the ids, where they were asked for.
+        prompt_logprobs: of the prompt's tokens from the second on, with the first piece, where they were asked for.
     """
 
     choice: int
@@ -34,13 +39,21 @@ class Piece(NamedTuple):
     text_ends: tuple[int, ...]
     finish_reason: str | None
     stop_reason: str | int | None
+    text_starts: tuple[int, ...] = ()
+    logprobs: LogprobRows | None = None
+    prompt_logprobs: LogprobRows | None = None
 
 
 class Usage(NamedTuple):
-    """Tokens of a request; generated ones over all its answers, stop ids included."""
+    """Tokens of a request: each prompt's once; generated ones over all answers, stop ids included.
+
+    Attributes:
+        cached_tokens: of the prompts, those that the target did not have to compute for the first answer to each.
+    """
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
 
 
 class Answer:
@@ -53,10 +66,10 @@ class Answer:
         self, prepared: Prepared, streams: Sequence[BackendStream], metrics: Metrics, arrived_s: float
     ) -> None:
         """`arrived_s` is `time.monotonic()` at the request's arrival; `streams` are those of `prepared.requests`."""
-        self.prompt_ids = prepared.prompt_ids
         self.completion_tokens = 0
+        self._prepared = prepared
         self._parts = [
-            _Part(index, stream, text, prepared.eos_ids, metrics, arrived_s)
+            _Part(index, stream, text, prepared, metrics, arrived_s)
             for index, (stream, text) in enumerate(zip(streams, prepared.texts, strict=True))
         ]
         self._metrics = metrics
@@ -64,7 +77,27 @@ class Answer:
     @property
     def usage(self) -> Usage:
         """So far."""
-        return Usage(len(self.prompt_ids), self.completion_tokens)
+        cached = sum(part.stats.cached_tokens for part in self._parts[:: self._prepared.n])
+        return Usage(sum(map(len, self._prepared.prompts)), self.completion_tokens, cached)
+
+    def prompt_ids(self, choice: int) -> tuple[int, ...]:
+        """Of the prompt that a choice answers."""
+        return self._prepared.prompts[choice // self._prepared.n]
+
+    def echo(self, choice: int) -> Echo | None:
+        """The prompt as a choice repeats it, if it does."""
+        echoes = self._prepared.echoes
+        return echoes[choice // self._prepared.n] if echoes else None
+
+    @property
+    def outcomes(self) -> list[str | None]:
+        """How each answer ended: "stop", "length", "error" or "abort"; None while it is being decoded."""
+        return [part.outcome for part in self._parts]
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Seconds from the request's arrival to the first token of any answer; None before it."""
+        return min((part.first_s for part in self._parts if part.first_s is not None), default=None)
 
     @property
     def speculation(self) -> StreamStats:
@@ -72,7 +105,7 @@ class Answer:
         return _total([part.stats for part in self._parts])
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        self._metrics.prompt_tokens.inc(len(self.prompt_ids))
+        self._metrics.prompt_tokens.inc(self.usage.prompt_tokens)
         async for piece in self._parts[0].pieces() if len(self._parts) == 1 else self._merged():
             self.completion_tokens += len(piece.token_ids)
             yield piece
@@ -109,18 +142,20 @@ class _Part:
         index: int,
         stream: BackendStream,
         text: AnswerText,
-        eos_ids: frozenset[int],
+        prepared: Prepared,
         metrics: Metrics,
         arrived_s: float,
     ) -> None:
         self._index = index
-        self._eos_ids = eos_ids
+        self._eos_ids = prepared.eos_ids
+        self._prompt_only = prepared.prompt_only
         self._stream = stream
         self._text = text
         self._metrics = metrics
         self._arrived_s = arrived_s
         self._last_s: float | None = None
-        self._outcome: str | None = None
+        self.first_s: float | None = None
+        self.outcome: str | None = None
 
     @property
     def stats(self) -> StreamStats:
@@ -148,22 +183,36 @@ class _Part:
         await self._stream.aclose()
 
     def _piece(self, emission: Emission) -> Piece:
+        if self._prompt_only:
+            emission = Emission((), (), "length", None, None, emission.prompt_logprobs)
         self._observe(len(emission.tokens))
         ended = emission.finish_reason is not None
-        text, ends = self._text.take(emission.tokens, last=ended)
+        text, ends, starts = self._text.take(emission.tokens, last=ended)
         if emission.finish_reason is not None:
             self._end(emission.finish_reason)
         stop_reason: str | int | None = self._text.stopped_by
         if emission.stop_token not in self._eos_ids:
             stop_reason = stop_reason or emission.stop_token
-        return Piece(self._index, text, emission.tokens, emission.drafted, ends, emission.finish_reason, stop_reason)
+        return Piece(
+            self._index,
+            text,
+            emission.tokens,
+            emission.drafted,
+            ends,
+            emission.finish_reason,
+            stop_reason,
+            starts,
+            emission.logprobs,
+            emission.prompt_logprobs,
+        )
 
     def _observe(self, tokens: int) -> None:
         now = time.monotonic()
         metrics = self._metrics
         metrics.generation_tokens.inc(tokens)
         if self._last_s is None:
-            metrics.ttft.observe(now - self._arrived_s)
+            self.first_s = now - self._arrived_s
+            metrics.ttft.observe(self.first_s)
         else:
             for _ in range(tokens):
                 metrics.itl.observe((now - self._last_s) / tokens)
@@ -171,8 +220,8 @@ class _Part:
 
     def _end(self, outcome: str) -> None:
         """Counts the answer's end, once."""
-        if self._outcome is None:
-            self._outcome = outcome
+        if self.outcome is None:
+            self.outcome = outcome
             self._metrics.requests.labels(outcome).inc()
             self._metrics.e2e.observe(time.monotonic() - self._arrived_s)
 
@@ -185,6 +234,7 @@ def _total(parts: Sequence[StreamStats]) -> StreamStats:
             histogram[accepted] += rounds
     return StreamStats(
         rule=parts[0].rule,
+        synthetic=parts[0].synthetic,
         rounds=sum(part.rounds for part in parts),
         num_spec_steps=sum(part.num_spec_steps for part in parts),
         num_draft_tokens=sum(part.num_draft_tokens for part in parts),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -14,13 +14,17 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
+from coordinator.api_keys import Caller
+from coordinator.bodies import ChatCompletionRequest, CompletionRequest
 from coordinator.fields import Door
 from coordinator.front import Front
+from coordinator.key_check import KeyCheck
 from coordinator.metrics import CONTENT_TYPE
-from coordinator.openai import ChatCompletionRequest, CompletionRequest, parse
+from coordinator.openai import parse
+from coordinator.parts import PartInfo
+from coordinator.problems import BodyTooLarge, problem
 from coordinator.problems import body as error_body
-from coordinator.problems import problem
-from coordinator.reply import Reply
+from coordinator.reply import REQUEST_ID_HEADER, Reply, request_id
 from outrider import __version__
 from outrider.errors import InvalidArgument, OutriderError
 
@@ -33,8 +37,13 @@ _LARGE_BODY_BYTES = 1 << 16
 """Parsing more than this takes longer than a turn of the event loop should."""
 
 
-def build_app(front: Callable[[], Front]) -> FastAPI:
-    """The application; `front` is asked for with each request, because it may be made later than the routes."""
+def build_app(front: Callable[[], Front], exposition: Callable[[], Awaitable[bytes]] | None = None) -> FastAPI:
+    """The application.
+
+    Args:
+        front: asked for with each request, because it may be made later than the routes.
+        exposition: what `/metrics` answers, where that is more than this coordinator's own series.
+    """
     app = FastAPI(title="Outrider", version=__version__, docs_url=None, redoc_url=None)
 
     @app.post("/v1/completions", openapi_extra=_request_body(CompletionRequest))
@@ -60,6 +69,8 @@ def build_app(front: Callable[[], Front]) -> FastAPI:
         reason, state = front().readiness
         degraded = [part._asdict() for part in state.degraded]
         content: dict[str, Any] = {"degraded": degraded, "last_step_age_s": state.last_step_age_s}
+        content |= {"target": _part(state.target), "draft": _part(state.draft), "max_num_seqs": front().places}
+        content["planted_errors"] = [part for part, allows in front().planted_errors.items() if allows]
         if reason:
             content |= error_body(reason, "service_unavailable_error")
         return JSONResponse(content, 503 if reason else 200)
@@ -70,7 +81,8 @@ def build_app(front: Callable[[], Front]) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return Response(front().metrics.render(), media_type=CONTENT_TYPE)
+        text = front().metrics.render() if exposition is None else await exposition()
+        return Response(text, media_type=CONTENT_TYPE)
 
     @app.exception_handler(OutriderError)
     async def domain_error(_: Request, error: OutriderError) -> JSONResponse:
@@ -83,26 +95,47 @@ def build_app(front: Callable[[], Front]) -> FastAPI:
         message = f"{request.method} {request.url.path}: {error.detail}"
         return JSONResponse(error_body(message, "invalid_request_error"), error.status_code, error.headers)
 
+    app.add_middleware(KeyCheck, front=front)
     _describe(app)
     return app
+
+
+def _part(info: PartInfo | None) -> dict[str, Any] | None:
+    """A service as `/ready` shows it."""
+    if info is None:
+        return None
+    return {
+        "model": info.model_id,
+        "dtype": info.dtype,
+        "kind": info.draft_kind or "target",
+        "batch_invariant": info.batch_invariant,
+        "batch_invariance_note": info.batch_invariance_note,
+    }
 
 
 async def _answer(front: Front, request: Request, door: Door) -> Response:
     body = await _body(request, front)
     timeout_s = _timeout_s(request.headers.get(TIMEOUT_HEADER))
     parsing = partial(parse, body, door, strict_fields=front.config.strict_fields, timeout_s=timeout_s)
-    query, shape = await asyncio.to_thread(parsing) if len(body) > _LARGE_BODY_BYTES else parsing()
+    caller: Caller = request.state.caller
+    is_large = len(body) > _LARGE_BODY_BYTES
+    query, shape = await front.off_loop(caller.name, parsing, timeout_s) if is_large else parsing()
     front.metrics.ignored_fields.inc(len(shape.ignored))
+    named = request_id(request.headers.get(REQUEST_ID_HEADER))
+    query = replace(query, request_id=named, client=caller.name, tenant=caller.tenant)
     return Reply(front, query, shape)
 
 
 async def _body(request: Request, front: Front) -> bytes:
     limit = max(_SMALLEST_BODY_LIMIT, front.model.max_model_len * _BODY_BYTES_PER_TOKEN)
+    said = request.headers.get("content-length", "")
+    if said.isdecimal() and int(said) > limit:
+        raise BodyTooLarge(limit)  # before any of it is read
     parts, length = [], 0
     async for part in request.stream():
         length += len(part)
         if length > limit:
-            raise InvalidArgument("body", f"is larger than {limit} bytes")
+            raise BodyTooLarge(limit)
         parts.append(part)
     return b"".join(parts)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from coordinator.costs import Costs
 from coordinator.counters import Counters
 from coordinator.parts import DecoderState
 from coordinator.request import DecodingRequest, Emission, StreamStats
@@ -33,6 +34,10 @@ class Backend(Protocol):
     @property
     def counters(self) -> Counters:
         """What it did since it was made."""
+
+    @property
+    def costs(self) -> Costs:
+        """What steps and proposals take, as far as it is known."""
 
     async def start(self) -> None:
         """Begin to connect."""

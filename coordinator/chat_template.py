@@ -7,6 +7,7 @@ access to Python's internals through `dict` or `namespace`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -21,7 +22,11 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """A compiled template."""
+    """A compiled template.
+
+    Attributes:
+        source: its text.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """`special_tokens` (`bos_token`, ...) are the template's variables.
@@ -37,10 +42,15 @@ class ChatTemplate:
             raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_Dict(), namespace=_Namespace
         )
         self._special_tokens = dict(special_tokens)
+        self.source = source
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise InvalidArgument("chat_template", f"cannot be compiled: {error}") from None
+
+    def reads(self, name: str) -> bool:
+        """Whether the template looks at a variable; one that it does not look at would be lost in silence."""
+        return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
 
     def render(
         self,

@@ -16,13 +16,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from coordinator import decoding
+from coordinator.acceptance_watch import AcceptanceWatch
+from coordinator.auto_gamma import Auto
 from coordinator.config import DecoderConfig
+from coordinator.costs import Costs
 from coordinator.counters import Counters
 from coordinator.decoding import ProposalAnswer, VerdictAnswer
 from coordinator.draft_side import HOLD_S, DraftSide
-from coordinator.gamma import Auto, Controller, Costs, Fixed
+from coordinator.gamma import BySize, Controller, Fixed
 from coordinator.link import Link
-from coordinator.parts import DecoderState, Degraded
+from coordinator.parts import DecoderState, Degraded, kv_use
+from coordinator.planted import drop_after_look
+from coordinator.profiles import Profiles
 from coordinator.request import DecodingRequest, Emission, StreamStats
 from coordinator.state import Phase, new_stream
 from coordinator.streams import Registry, Stream
@@ -37,7 +42,7 @@ logger = logging.getLogger(__name__)
 _WATCH_S = 0.25
 _BRIDGE_RUN = 4
 """Tokens of a plain run that only bridges a wait for the draft, so that drafting begins soon after it is over."""
-_BRIDGING = ("catching_up", "held")
+_BRIDGING = ("catching_up", "held", "kv")
 
 
 class Decoder:
@@ -47,6 +52,7 @@ class Decoder:
 
     Attributes:
         counters: raw counts since it was made.
+        costs: what steps and proposals take, as far as it is known.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -75,12 +81,20 @@ class Decoder:
             proposed=self._proposed,
             plain=self._next_rounds,
         )
-        gamma = config.num_speculative_tokens
-        self._controller: Controller = (
-            Auto(config.max_num_speculative_tokens, costs) if gamma == "auto" else Fixed(gamma)
-        )
+        self.costs = costs
+        self._acceptance = AcceptanceWatch(config.acceptance_baseline)
+        self._profiles = Profiles(costs, self._target.links, self._draft.link, self._streams)
+        self._controller = self._make_controller(config, costs)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch: asyncio.TimerHandle | None = None
+
+    def _make_controller(self, config: DecoderConfig, costs: Costs) -> Controller:
+        gamma, ranges = config.num_speculative_tokens, config.num_speculative_tokens_per_batch_size
+        if gamma != "auto":
+            return Fixed(gamma)
+        if ranges:
+            return BySize(ranges, lambda: len(self._streams))
+        return Auto(config.max_num_speculative_tokens, costs)
 
     # ---- life ----
 
@@ -124,13 +138,19 @@ class Decoder:
             degraded.append(Degraded("draft", draft.reason, now_s - draft.changed_s))
         elif health.out_reason is not None:
             degraded.append(Degraded("draft", health.out_reason, now_s - health.since_s))
+        degraded += self._acceptance.degraded
         last_s = self._target.last_verdict_s
+        draft_up = [draft.info] if draft is not None and draft.is_up else []
+        use = {"target": kv_use(link.info for link in targets if link.is_up), "draft": kv_use(draft_up)}
         return DecoderState(
             target=next((link.info for link in targets if link.is_up), None),
             draft=draft.info if draft is not None and draft.is_up else None,
             targets_up=sum(link.is_up for link in targets),
             degraded=degraded,
             last_step_age_s=now_s - last_s if last_s is not None else None,
+            max_num_seqs=sum(link.info.max_num_seqs for link in targets if link.is_up and link.info is not None),
+            acceptance=self._acceptance.view,
+            kv_use={part: share for part, share in use.items() if share is not None},
         )
 
     # ---- streams ----
@@ -177,8 +197,9 @@ class Decoder:
                 error = InvalidArgument("prompt", f"has {length} tokens, no room for an answer in {info.max_model_len}")
                 self._fail(stream, error)
                 continue
-            drafts = self._wanted(stream) != 0 and self._draft.why_not(stream) in (None, "catching_up", "no_features")
-            if not drafts:
+            reason = "off" if self._wanted(stream) == 0 else self._draft.why_not(stream)
+            if reason not in (None, "catching_up", "no_features"):
+                self.counters.draft_skipped[reason] += 1
                 self._target.run(stream, self._config.run_credit)
                 continue
             if self._draft.request is None:
@@ -213,7 +234,10 @@ class Decoder:
             stream = self._streams[state.stream_id]
             stream.push(emission)
             self.counters.count_round(len(emission.tokens), *tally)
-            if not tally.drafted:
+            self.counters.count_note("target", answer.note)
+            if tally.drafted:
+                self._acceptance.add(state.request, tally.tested, tally.accepted)
+            else:
                 self.counters.gamma[0] += 1
             asked = state.asked if tally.drafted else 0
             self._controller.finished(state.stream_id, asked, tally.drafted, tally.accepted)
@@ -224,7 +248,7 @@ class Decoder:
                 self._close(stream)
             elif state.phase is Phase.OPENED:
                 if state.features.missed:
-                    stream.held_until_s = time.monotonic() + HOLD_S
+                    stream.hold(time.monotonic() + HOLD_S)
                 ready[state.stream_id] = stream
             elif state.phase is Phase.RUNNING:
                 self._top_up(stream)
@@ -235,8 +259,9 @@ class Decoder:
         """Proposals are there: have them verified as they are; where there is none, draw one token plainly."""
         for answer in answers:
             state, stream = answer.state, self._streams[answer.state.stream_id]
-            if answer.proposal.slots:
-                self._target.verify(stream, answer.proposal, self._draft.request)
+            proposal = drop_after_look(state, answer.proposal)
+            if proposal.slots:
+                self._target.verify(stream, proposal, self._draft.request)
             else:
                 self.counters.draft_skipped["empty"] += 1
                 self._controller.finished(state.stream_id, state.asked, 0, 0)
@@ -266,7 +291,13 @@ class Decoder:
                 self._target.run(stream, self._config.run_credit)
         asked = [(stream, gamma) for stream, gamma in zip(drafting, gammas, strict=True) if gamma]
         if asked:
-            self._draft.ask([stream for stream, _ in asked], [gamma for _, gamma in asked])
+            # A gamma that the request or the server fixed is a number of tokens; the controller's may be cut short.
+            least = self._controller.least_survival
+            self._draft.ask(
+                [stream for stream, _ in asked],
+                [gamma for _, gamma in asked],
+                [least if self._wanted(stream) is None else 0.0 for stream, _ in asked],
+            )
 
     def _gammas(self, streams: Sequence[Stream], limits: Sequence[int]) -> list[int]:
         """What the requests fix, and what the controller chooses for the others."""
@@ -324,8 +355,9 @@ class Decoder:
         left = state.run_end - state.committed
         if stream.draining or info is None or left > self._config.run_credit // 2:
             return
-        reason, _ = self._draft_limit(stream)
-        if reason in (None, "no_features") and self._drafts_next(stream):
+        # In this order: asking whether it could be drafted brings the draft's KV up to date, at the cost of a pass.
+        reason = self._draft_limit(stream)[0] if self._drafts_next(stream) else "gamma_0"
+        if reason in (None, "no_features"):
             stream.draining = True
         elif left <= self._credit(reason) // 2 and left < decoding.room(state, info.max_model_len):
             self._target.run(stream, self._credit(reason))
@@ -333,4 +365,9 @@ class Decoder:
     def _on_watch(self) -> None:
         if self._loop is not None:
             self._watch = self._loop.call_later(_WATCH_S, self._on_watch)
-        self._target.watch(time.monotonic())
+        now_s = time.monotonic()
+        self._target.watch(now_s)
+        self._profiles.watch(now_s)
+        draft = self._draft.link
+        target_info = next((link.info for link in self._target.links if link.is_up), None)
+        self._acceptance.pair(target_info, draft.info if draft is not None and draft.is_up else None)

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from coordinator.acceptance import accept
 from coordinator.request import Emission
 from coordinator.rows import Item, ProposeRow, VerifyRow, split_slots
+from coordinator.scores import of_prompt, of_round
 from coordinator.state import (
     Outstanding,
     Phase,
@@ -32,7 +33,8 @@ from coordinator.state import (
 )
 from outrider.errors import InvalidArgument, Status
 from outrider.features import FeatureBlock, FeatureRequest
-from outrider.seam import Cut, ProposalBatch, VerdictBatch
+from outrider.logprobs import LogprobRows
+from outrider.seam import NO_NOTE, Cut, Note, ProposalBatch, VerdictBatch
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class ProposalAnswer(NamedTuple):
     status: Status
     message: str
     proposal: Proposal
+    note: Note = NO_NOTE
 
 
 class RoundCount(NamedTuple):
@@ -61,6 +64,7 @@ class VerdictAnswer(NamedTuple):
         emission: the tokens that were committed, or None where the status is not OK.
         cut: why fewer slots were verified than sent.
         cached_length: what the target holds, for statuses other than OK.
+        note: what else it did for the stream.
     """
 
     state: StreamState
@@ -70,6 +74,7 @@ class VerdictAnswer(NamedTuple):
     round: RoundCount
     cut: Cut
     cached_length: int
+    note: Note = NO_NOTE
 
 
 class End(NamedTuple):
@@ -88,10 +93,17 @@ def room(state: StreamState, max_model_len: int) -> int:
     return min(state.request.params.max_tokens - state.generated, max_model_len - state.committed)
 
 
-def propose(state: StreamState, gamma: int, *, draft_deadline_ms: int, stream_deadline_ms: int) -> ProposeRow:
-    """Asks the draft for x_1 .. x_gamma behind the committed tokens."""
+def propose(
+    state: StreamState,
+    gamma: int,
+    *,
+    draft_deadline_ms: int,
+    stream_deadline_ms: int,
+    least_survival: float = 0.0,
+) -> ProposeRow:
+    """Asks the draft for x_1 .. x_gamma behind the committed tokens, as far as they have this chance of surviving."""
     state.phase, state.asked = Phase.DRAFTING, gamma
-    return _propose_row(state, gamma, draft_deadline_ms, stream_deadline_ms)
+    return _propose_row(state, gamma, draft_deadline_ms, stream_deadline_ms, least_survival)
 
 
 def catch_up(state: StreamState, *, stream_deadline_ms: int) -> ProposeRow:
@@ -139,9 +151,13 @@ def _item(state: StreamState, side: Side) -> Item:
     return Item(state.stream_id, side.generation, committed, base, state.hashes[base], state.tokens[base:])
 
 
-def _propose_row(state: StreamState, gamma: int, draft_deadline_ms: int, stream_deadline_ms: int) -> ProposeRow:
+def _propose_row(
+    state: StreamState, gamma: int, draft_deadline_ms: int, stream_deadline_ms: int, least_survival: float = 0.0
+) -> ProposeRow:
     opening = None if state.draft.opened else open_for_draft(state, stream_deadline_ms)
-    return ProposeRow(_item(state, state.draft), gamma, draft_deadline_ms, opening, state.features.take())
+    return ProposeRow(
+        _item(state, state.draft), gamma, draft_deadline_ms, opening, least_survival, state.features.take()
+    )
 
 
 def _verify_row(state: StreamState, stream_deadline_ms: int) -> VerifyRow:
@@ -176,7 +192,8 @@ def receive_proposals(streams: Mapping[int, StreamState], batch: ProposalBatch) 
             # It has taken all of them in, whether it keeps KV or, like prompt lookup, only the tokens.
             state.draft.held = committed
             state.features.answered(cached[index])
-        answers.append(ProposalAnswer(state, status, replies.errors.get(index, ""), proposals[index]))
+        note = replies.notes.get(index, NO_NOTE)
+        answers.append(ProposalAnswer(state, status, replies.errors.get(index, ""), proposals[index], note))
     return answers
 
 
@@ -205,6 +222,7 @@ def receive_verdicts(
     states = [streams.get(stream_id) for stream_id in ids]
     outcomes = accept(rounds, states, batch)
     features = dict(batch.features.blocks())
+    logprobs, prompt_logprobs = batch.logprobs.by_answer(), batch.prompt_logprobs.by_answer()
 
     answers = []
     for index, stream_id in enumerate(ids):
@@ -217,10 +235,22 @@ def receive_verdicts(
             state.target.outstanding = None
             answers.append(_failed(state, status, message, cached[index]))
             continue
+        note = replies.notes.get(index, NO_NOTE)
+        if not state.generated:
+            state.stats.cached_tokens = note.prefix_tokens
         k, token = outcomes.get(index, (0, bonus[index]))
+        echo = (stream_id, committed[index])
+        try:
+            scores = of_round(state, slots_done[index], logprobs.get(echo))
+            prompt_scores = of_prompt(state, prompt_logprobs.get(echo))
+        except InvalidArgument as error:
+            # Other answers of the message may have been committed: what is wrong with one ends its stream only.
+            state.target.outstanding = None
+            answers.append(_failed(state, Status.INTERNAL, str(error), cached[index]))
+            continue
         try:
             emission, tally = conclude(
-                state, k, token, slots_done[index], cached[index], max_model_len, features.get(stream_id)
+                state, k, token, slots_done[index], cached[index], max_model_len, features.get(stream_id), scores
             )
         except Exception as error:
             # The search for stop strings is the caller's code; if it fails, it ends its own stream and no other.
@@ -228,8 +258,10 @@ def receive_verdicts(
             state.target.outstanding = None
             answers.append(_failed(state, Status.INTERNAL, f"{type(error).__name__}: {error}", cached[index]))
             continue
+        if prompt_scores is not None:
+            emission = emission._replace(prompt_logprobs=prompt_scores)
         answers.append(
-            VerdictAnswer(state, status, message, emission, tally, Cut(int(batch.cuts[index])), cached[index])
+            VerdictAnswer(state, status, message, emission, tally, Cut(int(batch.cuts[index])), cached[index], note)
         )
     return answers
 
@@ -246,6 +278,7 @@ def conclude(
     cached: int,
     max_model_len: int,
     features: FeatureBlock | None = None,
+    scores: LogprobRows | None = None,
 ) -> tuple[Emission, RoundCount]:
     """Ends a round: cut x_1 .. x_k and the token behind them where the answer ends, then count, commit and emit."""
     proposal, start = state.proposal, state.committed
@@ -274,9 +307,9 @@ def conclude(
     else:
         state.target.outstanding = Outstanding(state.target.generation, state.committed)
     drafted_flags = (True,) * accepted + (False,) * (end.kept - accepted)
-    return Emission(tuple(kept), drafted_flags, end.finish_reason, end.stop_token), RoundCount(
-        drafted, tested, accepted
-    )
+    logprobs = scores.emitted(slots_done, len(kept), k) if scores is not None else None
+    emission = Emission(tuple(kept), drafted_flags, end.finish_reason, end.stop_token, logprobs)
+    return emission, RoundCount(drafted, tested, accepted)
 
 
 def find_end(emitted: Sequence[int], state: StreamState, max_model_len: int) -> End:

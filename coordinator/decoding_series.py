@@ -52,6 +52,10 @@ class DecodingSeries(Collector):
         )
         yield _labelled("draft_failures", "What the draft did wrong.", "reason", counters.draft_failures)
         yield _labelled("draft_skipped", "Why tokens were decoded plainly.", "reason", counters.draft_skipped)
+        text = "Prompt tokens whose KV a service found, so that it did not have to compute them."
+        yield _labelled("prefix_cache_hits", text, "link", counters.prefix_tokens)
+        text = "Times that a stream lost its KV on a service to another one, and was computed again."
+        yield _labelled("num_preemptions", text, "link", counters.preemptions)
         yield _gamma(counters.gamma)
         yield _wire(counters.wire)
         yield from self._steps.collect()

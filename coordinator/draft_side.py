@@ -12,10 +12,10 @@ import numpy as np
 
 from coordinator import decoding
 from coordinator.config import DecoderConfig
+from coordinator.costs import Costs
 from coordinator.counters import Counters
 from coordinator.decoding import ProposalAnswer
 from coordinator.draft_health import DraftHealth
-from coordinator.gamma import Costs
 from coordinator.link import Link
 from coordinator.links import DRAFT
 from coordinator.parts import PartInfo, TargetFiles, check_features, compare_files
@@ -72,7 +72,8 @@ class DraftSide:
         self.health = DraftHealth()
         self.link: Link[ProposeRow, ProposalBatch] | None = None
         if config.draft is not None:
-            self.link = Link(DRAFT, config.draft, coordinator_id, self, config.credentials, counters.wire["draft"])
+            wire = counters.wire["draft"]
+            self.link = Link(DRAFT, config.draft, coordinator_id, self, config.tls, wire, config.resolve)
         self._config = config
         self._streams = streams
         self._costs = costs
@@ -109,7 +110,9 @@ class DraftSide:
         if draft.outstanding is not None:
             return "catching_up"
         if now_s < stream.held_until_s:
-            return "held"
+            return stream.held_for
+        if link.info is not None and 0 < link.info.max_model_len <= stream.state.committed:
+            return "context"
         if self.request is not None:
             return None if stream.state.features.are_ready(stream.state.committed) else "no_features"
         if stream.state.committed - draft.held > CATCH_UP_TOKENS:
@@ -126,12 +129,12 @@ class DraftSide:
         item = [(stream, stream.state.draft.generation)]
         asyncio.get_running_loop().call_later(limit_s, self._check_catch_up, item, limit_s)
 
-    def ask(self, streams: Sequence[Stream], gammas: Sequence[int]) -> None:
+    def ask(self, streams: Sequence[Stream], gammas: Sequence[int], least_survivals: Sequence[float]) -> None:
         """Asks for proposals; those of one call leave in one message and share one timer."""
         step_s = float(self._costs.target.predict(len(self._streams)))
         floor_s = max(OVERDUE_FLOOR_S, OVERDUE_STEP_SHARE * step_s)
         limit_s = 0.0
-        for stream, gamma in zip(streams, gammas, strict=True):
+        for stream, gamma, least_survival in zip(streams, gammas, least_survivals, strict=True):
             deadline_ms, patience_s = 0, UNMEASURED_S
             if usual_s := OVERDUE_FACTOR * self._costs.draft.bound(gamma):
                 enough_s = max(usual_s, floor_s)
@@ -139,7 +142,11 @@ class DraftSide:
                 patience_s = deadline_ms / 1_000 + enough_s
             limit_s = max(limit_s, patience_s)
             row = decoding.propose(
-                stream.state, gamma, draft_deadline_ms=deadline_ms, stream_deadline_ms=stream.left_ms
+                stream.state,
+                gamma,
+                draft_deadline_ms=deadline_ms,
+                stream_deadline_ms=stream.left_ms,
+                least_survival=least_survival,
             )
             self._post(stream, row)
             self._counters.gamma[gamma] += 1
@@ -228,6 +235,7 @@ class DraftSide:
         for answer in answers:
             stream = self._streams[answer.state.stream_id]
             link.done(answer.state.stream_id)
+            self._counters.count_note("draft", answer.note)
             drafting = answer.state.phase is Phase.DRAFTING
             if answer.status is Status.OK and answer.proposal.slots <= (answer.state.asked if drafting else 0):
                 self.health.good()
@@ -260,10 +268,10 @@ class DraftSide:
             draft.give_up(held=answer.proposal.draft_cached)
         elif status in (Status.RESOURCE_EXHAUSTED, Status.UNAVAILABLE):
             draft.give_up()
-            stream.held_until_s = now_s + HOLD_S
+            stream.hold(now_s + HOLD_S, "kv" if status is Status.RESOURCE_EXHAUSTED else "held")
         else:
             answer.state.forget_draft()
-            stream.held_until_s = now_s + HOLD_S
+            stream.hold(now_s + HOLD_S)
             self._counters.draft_failures["error"] += 1
             message = answer.message or f"{answer.proposal.slots} slots instead of {answer.state.asked}"
             if self.health.strike(f"it answered {status.name}: {message}", now_s):
@@ -316,7 +324,7 @@ class DraftSide:
             self._costs.draft.observe(gamma, limit_s)
         plain = self._give_up(overdue)
         for stream in overdue:
-            stream.held_until_s = now_s + HOLD_S
+            stream.hold(now_s + HOLD_S)
         if self.health.out_reason is not None:
             self.health.probe_failed(now_s)
         elif self.health.strike(f"no answer within {1_000 * limit_s:.0f} ms, twice in a row", now_s):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from typing import Any
 
 from coordinator.answer import Answer, Piece, Usage
 from coordinator.fields import Door
+from coordinator.logprob_objects import LogprobWriter, joined
 from coordinator.openai import Shape
 from coordinator.request import StreamStats
 from coordinator.served import ServedModel
+from coordinator.tool_calls import OPEN_TAG, ToolCallReader
 from outrider.sampling import Rule
 
 DONE = b"data: [DONE]\n\n"
@@ -25,14 +26,18 @@ def event(value: dict[str, Any]) -> bytes:
 class Writer:
     """Writes the answer to one request."""
 
-    def __init__(self, shape: Shape, model: ServedModel, answer: Answer) -> None:
+    def __init__(self, shape: Shape, model: ServedModel, answer: Answer, request_id: str) -> None:
         self._shape = shape
         self._answer = answer
         self._chat = shape.door is Door.CHAT
         self._begun: set[int] = set()
+        template = model.tokenizer.template
+        self._reads_calls = shape.reads_calls and template is not None and OPEN_TAG in template.source
+        self._readers: dict[int, ToolCallReader] = {}
+        self._logprobs = LogprobWriter(model.tokenizer.bytes, as_ids=shape.tokens_as_ids)
         kind = "chat.completion" if self._chat else "text_completion"
         self._head = {
-            "id": ("chatcmpl-" if self._chat else "cmpl-") + uuid.uuid4().hex,
+            "id": ("chatcmpl-" if self._chat else "cmpl-") + request_id,
             "object": kind + ".chunk" if self._chat and shape.stream else kind,
             "created": int(time.time()),
             "model": model.name,
@@ -41,26 +46,30 @@ class Writer:
 
     def chunk(self, piece: Piece) -> bytes | None:
         """The event of one piece: all tokens of a round at once. None if there is nothing to say yet."""
-        first = piece.choice not in self._begun
-        says_something = piece.text or piece.finish_reason or self._shape.return_token_ids
-        if not says_something:
+        shape, first = self._shape, piece.choice not in self._begun
+        echo = self._answer.echo(piece.choice) if first else None
+        text = piece.text if echo is None else echo.text + piece.text
+        delta, finish_reason = self._message(piece.choice, text, piece.finish_reason)
+        said = delta.get("content") or delta.get("tool_calls")
+        if not (said or piece.finish_reason or shape.return_token_ids or shape.logprobs is not None):
             return None
         self._begun.add(piece.choice)
         choice: dict[str, Any] = {"index": piece.choice}
         if self._chat:
             role = {"role": "assistant"} if first else {}
-            choice["delta"] = {**role, "content": piece.text}
+            choice["delta"] = {**role, **delta}
         else:
-            choice["text"] = piece.text
-        choice |= {"logprobs": None, "finish_reason": piece.finish_reason, "stop_reason": piece.stop_reason}
-        if self._shape.return_token_ids:
+            choice["text"] = text
+        choice["logprobs"] = self._logprobs_of([piece], is_first=first)
+        choice |= {"finish_reason": finish_reason, "stop_reason": piece.stop_reason}
+        if shape.return_token_ids:
             choice |= {"token_ids": piece.token_ids, "drafted": piece.drafted}
             if first:
-                choice["prompt_token_ids"] = self._answer.prompt_ids
+                choice["prompt_token_ids"] = self._answer.prompt_ids(piece.choice)
         frame: dict[str, Any] = {**self._head, "choices": [choice]}
-        if self._shape.continuous_usage:
+        if shape.continuous_usage:
             frame["usage"] = _usage(self._answer.usage)
-        elif self._shape.include_usage:
+        elif shape.include_usage:
             frame["usage"] = None
         return event(frame)
 
@@ -73,25 +82,72 @@ class Writer:
     def whole(self, pieces: list[Piece]) -> dict[str, Any]:
         """The answer as one object."""
         choices = []
-        for index in sorted({piece.choice for piece in pieces}):
-            own = [piece for piece in pieces if piece.choice == index]
-            text = "".join(piece.text for piece in own)
+        body: dict[str, Any] = {}
+        by_choice: dict[int, list[Piece]] = {}
+        for piece in pieces:
+            by_choice.setdefault(piece.choice, []).append(piece)
+        for index, own in sorted(by_choice.items()):
+            echo = self._answer.echo(index)
+            text = ("" if echo is None else echo.text) + "".join(piece.text for piece in own)
             choice: dict[str, Any] = {"index": index}
+            message, finish_reason = self._message(index, text, own[-1].finish_reason)
             if self._chat:
-                choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+                choice["message"] = {"role": "assistant", "content": None, "refusal": None, **message}
             else:
                 choice["text"] = text
             choice |= {
-                "logprobs": None,
-                "finish_reason": own[-1].finish_reason,
+                "logprobs": self._logprobs_of(own, is_first=True),
+                "finish_reason": finish_reason,
                 "stop_reason": own[-1].stop_reason,
             }
             if self._shape.return_token_ids:
                 choice["token_ids"] = [token for piece in own for token in piece.token_ids]
                 choice["drafted"] = [drafted for piece in own for drafted in piece.drafted]
-                choice["prompt_token_ids"] = self._answer.prompt_ids
+                choice["prompt_token_ids"] = self._answer.prompt_ids(index)
+            if self._shape.prompt_logprobs is not None and own[0].prompt_logprobs is not None:
+                shown = own[0].prompt_logprobs.first(self._shape.prompt_logprobs)
+                (body if self._chat else choice)["prompt_logprobs"] = self._logprobs.prompt(
+                    self._answer.prompt_ids(index), shown
+                )
             choices.append(choice)
-        return {**self._head, "choices": choices, **self._counts()}
+        return {**self._head, "choices": choices, **body, **self._counts()}
+
+    def _message(self, choice: int, text: str, finish_reason: str | None) -> tuple[dict[str, Any], str | None]:
+        """What further text of a choice says, tool calls apart if there may be any, and why the choice ended."""
+        if not self._reads_calls:
+            return {"content": text}, finish_reason
+        reader = self._readers.setdefault(choice, ToolCallReader())
+        parsed = reader.feed(text, last=finish_reason is not None)
+        if reader.calls and finish_reason == "stop":
+            finish_reason = "tool_calls"
+        said: dict[str, Any] = {}
+        if parsed.content or not (parsed.calls or reader.calls):
+            said["content"] = parsed.content
+        if parsed.calls:
+            said["tool_calls"] = parsed.calls
+        return said, finish_reason
+
+    def _logprobs_of(self, pieces: list[Piece], *, is_first: bool) -> dict[str, Any] | None:
+        """Of consecutive pieces of one choice; behind an echo also those of the prompt."""
+        wanted = self._shape.logprobs
+        if wanted is None:
+            return None
+        choice = pieces[0].choice
+        echo = self._answer.echo(choice)
+        offset = 0 if echo is None else len(echo.text)
+        parts = []
+        if is_first and echo is not None and pieces[0].prompt_logprobs is not None:
+            rows = pieces[0].prompt_logprobs.first(wanted)
+            parts.append(self._logprobs.completion_prompt(self._answer.prompt_ids(choice), rows, echo.starts))
+        for piece in pieces:
+            if piece.logprobs is None:
+                continue
+            if self._chat:
+                parts.append(self._logprobs.chat(piece.token_ids, piece.logprobs))
+            else:
+                starts = [offset + start for start in piece.text_starts]
+                parts.append(self._logprobs.completion(piece.token_ids, piece.logprobs, starts))
+        return joined(parts) if parts else None
 
     def _counts(self) -> dict[str, Any]:
         metrics = {"speculative_decoding": speculation(self._answer.speculation)}
@@ -112,13 +168,15 @@ def speculation(stats: StreamStats) -> dict[str, Any]:
         "num_spec_steps": steps,
         "num_accepted_draft_tokens": accepted,
         "num_draft_tokens": drafted,
-        "rule": "coupled" if stats.rule is Rule.COUPLED else "standard",
+        "rule": "synthetic" if stats.synthetic else "coupled" if stats.rule is Rule.COUPLED else "standard",
     }
 
 
-def _usage(usage: Usage) -> dict[str, int]:
+def _usage(usage: Usage) -> dict[str, Any]:
+    details = {"prompt_tokens_details": {"cached_tokens": usage.cached_tokens}} if usage.cached_tokens else {}
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        **details,
     }

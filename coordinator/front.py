@@ -5,17 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, TypeVar
 
+from coordinator import loop_lag
 from coordinator.admission import Admission
 from coordinator.answer import Answer
+from coordinator.api_keys import ApiKeys, Keyring
+from coordinator.audit import audited
 from coordinator.backend import Backend
+from coordinator.cost_series import CostSeries
 from coordinator.decoding_series import DecodingSeries
 from coordinator.metrics import Metrics
+from coordinator.part_series import PartSeries
 from coordinator.parts import DecoderState, PartInfo
+from coordinator.planted import allowing, check_allowed
 from coordinator.prepare import Policy, prepare
 from coordinator.query import Query
 from coordinator.served import Defaults, ServedModel, eos_ids, fingerprint, generation_config
@@ -24,8 +31,12 @@ from outrider.errors import DeadlineExceeded, OutriderError, Unavailable
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _POLL_S = 0.05
 _RETRY_S = 1.0
+_PREPARING_AT_ONCE = 4
+"""Threads that parse, template and tokenise; tokenizers give the interpreter free while they work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +48,13 @@ class FrontConfig:
         generation_config: "auto" takes sampling defaults from the model's own file, "none" OpenAI's.
         chat_template: replaces the model's own, or None.
         max_speculative_tokens: a request may ask for so many drafted tokens per round at most.
-        max_num_seqs: answers decoded at once; None takes the target's number.
-        queue_factor: so many times as many may wait.
+        max_num_seqs: answers decoded at once; None takes the number of all targets that are up together.
+        queue_factor: so many times as many may wait, of each API key.
+        stream_pacing_s: seconds between the writes of a stream; 0 writes what there is as soon as it is.
+        stream_pad: bytes of which a stream's writes are multiples; 0 pads nothing.
         strict_fields: whether unknown request fields are refused.
+        allow_planted_errors: whether requests may ask for errors on purpose.
+        api_keys: keys that clients must show; without any, nobody is asked.
     """
 
     served_model_name: str | None = None
@@ -48,7 +63,11 @@ class FrontConfig:
     max_speculative_tokens: int = 16
     max_num_seqs: int | None = None
     queue_factor: int = 4
+    stream_pacing_s: float = 0.0
+    stream_pad: int = 0
     strict_fields: bool = False
+    allow_planted_errors: bool = False
+    api_keys: ApiKeys = field(default_factory=ApiKeys)
     policy: Policy = field(default_factory=Policy)
 
 
@@ -68,17 +87,25 @@ class Front:
 
     def __init__(self, backend: Backend, config: FrontConfig) -> None:
         self.config = config
+        self.keyring = Keyring(config.api_keys)
         self.metrics = Metrics()
+        if (rate := config.policy.synthetic_acceptance) is not None:
+            logger.warning("MEASURING ONLY: drafted tokens are accepted at a rate of %g, and texts mean nothing", rate)
+            self.metrics.synthetic_acceptance.set(rate)
         self.metrics.registry.register(DecodingSeries(backend.counters, config.max_speculative_tokens))
+        self.metrics.registry.register(CostSeries(backend.costs, config.max_speculative_tokens))
+        self.metrics.registry.register(PartSeries(lambda: backend.state))
         self._backend = backend
         self._model: ServedModel | None = None
         self._obstacle = "no target has been reached yet"
         self._admission: Admission | None = None
         self._draining = False
-        self._loading: asyncio.Task[None] | None = None
+        self._preparing = Admission(_PREPARING_AT_ONCE, _PREPARING_AT_ONCE)
+        self._tasks: list[asyncio.Task[None]] = []
         self.metrics.watch(
             running=lambda: self._admission.running if self._admission else 0,
-            waiting=lambda: self._admission.waiting if self._admission else 0,
+            waiting=lambda: self._preparing.waiting + (self._admission.waiting if self._admission else 0),
+            planted_errors=lambda: self.planted_errors,
         )
 
     @property
@@ -100,16 +127,30 @@ class Front:
             return Readiness(self._obstacle, state)
         return Readiness("" if state.targets_up else "no target answers", state)
 
+    @property
+    def places(self) -> int:
+        """Answers decoded at once; 0 without a target."""
+        state = self._backend.state
+        return (self.config.max_num_seqs or state.max_num_seqs) if state.targets_up else 0
+
+    @property
+    def planted_errors(self) -> dict[str, bool]:
+        """Which parts were started with `--allow-planted-errors`."""
+        return allowing(self._backend.state, coordinator=self.config.allow_planted_errors)
+
     async def start(self) -> None:
         """Begin to connect."""
         await self._backend.start()
-        self._loading = asyncio.create_task(self._load(), name="load the served model")
+        self._tasks = [
+            asyncio.create_task(self._load(), name="load the served model"),
+            asyncio.create_task(loop_lag.watch(self.metrics.loop_lag.observe), name="measure the event loop"),
+        ]
 
     async def close(self) -> None:
         """End everything that is running."""
-        if self._loading is not None:
-            self._loading.cancel()
-            await asyncio.gather(self._loading, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._backend.close()
 
     async def drain(self, timeout_s: float) -> None:
@@ -127,15 +168,28 @@ class Front:
             Overloaded, Unavailable, DeadlineExceeded: not now.
         """
         arrived_s = time.monotonic()
+        with audited(query, arrived_s) as line:
+            async with self._decoding(query, arrived_s) as answer:
+                line.begun(answer)
+                yield answer
+
+    @asynccontextmanager
+    async def _decoding(self, query: Query, arrived_s: float) -> AsyncIterator[Answer]:
         if self._draining:
             raise Unavailable("the server is shutting down")
-        # Tokenisers and templates take milliseconds for long prompts: never on the event loop.
-        prepared = await asyncio.to_thread(prepare, query, self.model, self.config.policy)
+        answers, policy = len(query.prompts) * query.n, self.config.policy
+        if self._admission is not None:
+            self._admission.check(query.client, answers)  # nobody's prompt is tokenised to be refused
+        preparing = partial(prepare, query, self.model, policy)
+        prepared = await self.off_loop(query.client, preparing, query.timeout_s)
         if self._admission is None or not self._backend.state.targets_up:
             raise Unavailable("no target answers")
+        check_allowed(
+            prepared.requests[0].planted, [part for part, allows in self.planted_errors.items() if not allows]
+        )
         ends_s = arrived_s + prepared.timeout_s
         async with (
-            self._admission.slots(len(prepared.requests), _left_s(ends_s)),
+            self._admission.slots(query.client, answers, _left_s(ends_s)),
             AsyncExitStack() as stack,
         ):
             streams = []
@@ -144,8 +198,23 @@ class Front:
                 stack.push_async_callback(streams[-1].aclose)
             answer = Answer(prepared, streams, self.metrics, arrived_s)
             stack.push_async_callback(answer.aclose)
-            stack.callback(_log, answer, arrived_s)
             yield answer
+
+    async def off_loop(self, client: str, work: Callable[[], T], timeout_s: float | None) -> T:
+        """Do what takes longer than a turn of the event loop should (parsers, templates, tokenizers) in a thread.
+
+        A few are at work at once, clients take turns, and of each client as much may wait as answers may.
+
+        Raises:
+            Overloaded, DeadlineExceeded: as in `Admission.slots`.
+        """
+        limit_s = self.config.policy.request_timeout_s
+        async with self._preparing.slots(client, 1, min(timeout_s or limit_s, limit_s)):
+            working = asyncio.ensure_future(asyncio.to_thread(work))
+            try:
+                return await asyncio.shield(working)
+            finally:  # a thread cannot be stopped: when the client has gone, its place is free when it is done
+                await asyncio.gather(working, return_exceptions=True)
 
     async def _load(self) -> None:
         while self._model is None:
@@ -161,9 +230,22 @@ class Front:
                 logger.error("%s", self._obstacle, exc_info=not isinstance(error, OutriderError))
                 await asyncio.sleep(_RETRY_S)
                 continue
-            running = self.config.max_num_seqs or target.max_num_seqs
+            running = self.places or target.max_num_seqs
             self._admission = Admission(running, running * self.config.queue_factor)
             logger.info("serving %s (%d answers at once)", self._model.name, running)
+        await self._follow()
+
+    async def _follow(self) -> None:
+        """Targets come and go, and places with them; without any, the queue stays as it is until its time runs out."""
+        assert self._admission is not None
+        places = 0
+        while True:
+            if self.places not in (0, places):
+                places = self.places
+                waiting = places * self.config.queue_factor
+                self._admission.resize(places, waiting)
+                self._preparing.resize(_PREPARING_AT_ONCE, max(waiting, _PREPARING_AT_ONCE))
+            await asyncio.sleep(_POLL_S)
 
 
 def _left_s(ends_s: float) -> float:
@@ -176,12 +258,6 @@ def _left_s(ends_s: float) -> float:
     if left_s <= 0:
         raise DeadlineExceeded("its time ran out before it was decoded")
     return left_s
-
-
-def _log(answer: Answer, arrived_s: float) -> None:
-    """One line per request, at its end."""
-    usage, elapsed_s = answer.usage, time.monotonic() - arrived_s
-    logger.info("%d prompt and %d generated tokens in %.3f s", usage.prompt_tokens, usage.completion_tokens, elapsed_s)
 
 
 def _served_model(files: dict[str, bytes], target: PartInfo, config: FrontConfig) -> ServedModel:

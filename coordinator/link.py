@@ -8,16 +8,20 @@ service that comes back as another instance has lost the streams of the first.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from typing import Any, Generic, Protocol
 
 import grpc
 
+from coordinator.config import Resolve
 from coordinator.links import LinkKind, Reply, Row
 from coordinator.parts import PartInfo, check_versions
 from coordinator.wire import KINDS, count
+from outrider.certs.names import authority
 from outrider.errors import InvalidArgument, Mismatch, OutriderError, Unavailable
+from outrider.rpc.credentials import PLAIN, Stamp, TlsFiles, open_channel
 from outrider.rpc.errors import from_rpc_error
 from outrider.rpc.hello import Hello, HelloReply
 from outrider.rpc.options import (
@@ -25,13 +29,13 @@ from outrider.rpc.options import (
     LEASE_S,
     RECONNECT_BACKOFF_INITIAL_MS,
     RECONNECT_BACKOFF_MAX_MS,
-    channel_options,
 )
 from outrider.seam import U32
 
 logger = logging.getLogger(__name__)
 
 _GREETING_TIMEOUT_S = 5.0
+_RESOLVE_TIMEOUT_S = 5.0
 _FAREWELL_TIMEOUT_S = 1.0
 _MOST_CLOSED = 65_536
 """Ids of closed streams kept while a service is away; it drops them by itself when the lease ends."""
@@ -56,10 +60,14 @@ class Listener(Protocol[Row, Reply]):
 class Link(Generic[Row, Reply]):
     """One service, as long as the coordinator lives.
 
+    With `resolve`, `address` is a name that is looked up before each attempt to connect: a service that was started
+    again elsewhere is found there.
+
     Attributes:
         info: what the service said of itself when it was last reached.
         is_up: whether rows are being sent.
         reason: why they are not, for people.
+        round_trip_s: of a call when it was last reached, 0 before.
         changed_s: `time.monotonic()` when the link last went up or down.
         messages_sent, messages_received: messages with at least one item.
     """
@@ -70,8 +78,9 @@ class Link(Generic[Row, Reply]):
         address: str,
         coordinator_id: bytes,
         listener: Listener[Row, Reply],
-        credentials: grpc.ChannelCredentials | None = None,
+        tls: TlsFiles = PLAIN,
         wire: dict[str, int] | None = None,
+        resolve: Resolve | None = None,
     ) -> None:
         self.kind = kind
         self.address = address
@@ -79,13 +88,17 @@ class Link(Generic[Row, Reply]):
         self.is_up = False
         self.reason = f"the {kind.part} service at {address} has not answered yet"
         self.changed_s = time.monotonic()
+        self.round_trip_s = 0.0
         self.messages_sent = 0
         self.messages_received = 0
         self._wire = dict.fromkeys(KINDS, 0) if wire is None else wire
         self._peer = f"the {kind.part} service at {address}"
         self._coordinator_id = coordinator_id
         self._listener = listener
-        self._credentials = credentials
+        self._tls = tls
+        self._stamp: Stamp = ()
+        self._resolve = resolve
+        self._reached = address
         self._channel: grpc.aio.Channel | None = None
         self._call: Any = None
         self._epoch = 0
@@ -139,19 +152,18 @@ class Link(Generic[Row, Reply]):
 
     def start(self) -> None:
         """Starts connecting; needs a running event loop."""
-        if self._credentials is None:
-            self._channel = grpc.aio.insecure_channel(self.address, channel_options())
-        else:
-            self._channel = grpc.aio.secure_channel(self.address, self._credentials, channel_options())
-        self._task = asyncio.create_task(self._run(self._channel), name=f"link to {self._peer}")
+        if self._resolve is None:
+            self._channel = self._open(self.address)
+        self._task = asyncio.create_task(self._run(), name=f"link to {self._peer}")
 
     async def close(self) -> None:
         """Says which streams have ended, then ends the link."""
-        if self._task is None or self._channel is None:
+        if self._task is None:
             return
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        await self._channel.close()
+        if self._channel is not None:
+            await self._channel.close()
 
     def restart(self, reason: str) -> None:
         """Ends the present call and connects anew."""
@@ -172,12 +184,48 @@ class Link(Generic[Row, Reply]):
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, self._peer) from error
 
-    async def _run(self, channel: grpc.aio.Channel) -> None:
+    def _open(self, address: str) -> grpc.aio.Channel:
+        self._stamp = self._tls.stamp()
+        return open_channel(address, self._tls, authority(self.kind.part))
+
+    async def _find(self) -> grpc.aio.Channel:
+        """A channel to where the service is now, with the certificates as they are now.
+
+        Raises:
+            Unavailable: it is nowhere, or has not been found yet.
+        """
+        if self._resolve is not None:
+            async with asyncio.timeout(_RESOLVE_TIMEOUT_S):
+                address = await self._resolve(self.address)
+            if address != self._reached and self._channel is not None:
+                await self._channel.close()
+                self._channel = None
+            self._reached = address
+        try:
+            if self._channel is not None and self._tls.stamp() != self._stamp:
+                await self._channel.close()
+                self._channel = None
+            if self._channel is None:
+                self._channel = self._open(self._reached)
+        except (OSError, InvalidArgument) as error:
+            raise Unavailable(f"the files of its TLS cannot be used: {error}") from None
+        return self._channel
+
+    async def refresh(self) -> None:
+        """Asks the service again what it is; what cannot be had now stays as it was."""
+        if self._channel is None:
+            return
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            info = await self.kind.describe(self._channel)
+            if self.is_up and self.info is not None and info.instance_id == self.info.instance_id:
+                self.info = info
+
+    async def _run(self) -> None:
         pause_ms = RECONNECT_BACKOFF_INITIAL_MS
         while True:
             was_up = nonsense = refused = False
             try:
-                await self._connect(channel)
+                await self._connect(await self._find())
                 was_up = True
                 await self._pump()
                 reason = "the link ended"
@@ -217,6 +265,9 @@ class Link(Generic[Row, Reply]):
         hello = Hello(coordinator_id=self._coordinator_id, epoch=self._epoch, excluded_ids=excluded)
         async with asyncio.timeout(_GREETING_TIMEOUT_S):
             reply = await self.kind.greet(self._call, hello)
+        began_s = time.monotonic()
+        await self.kind.describe(channel)
+        self.round_trip_s = time.monotonic() - began_s
         self._went_up(reply)
 
     def _went_up(self, reply: HelloReply) -> None:

@@ -3,99 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import ValidationError
 
+from coordinator.bodies import MAX_CHOICES, ChatCompletionRequest, CompletionRequest
+from coordinator.conversation import conversation
 from coordinator.fields import Door, split
-from coordinator.query import Conversation, Query, Sampling, Speculation
+from coordinator.query import Prompt, Query, Sampling, Speculation
+from coordinator.structure import structure
 from outrider.errors import InvalidArgument
-
-MAX_ANSWERS = 16
-"""Answers to one prompt at most (`n`)."""
-MAX_STOP_STRINGS = 64
-
-TokenId = Annotated[int, Field(ge=0, lt=2**32)]
-StopString = Annotated[str, Field(min_length=1)]
-
-
-class _Body(BaseModel):
-    """Strict: a number written as text, or a boolean in place of a number, is an error."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
-
-
-class StreamOptions(_Body):
-    """What a stream carries beside the text."""
-
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-
-
-class SpeculativeOptions(_Body):
-    """Speculation for this request; unset values are the server's."""
-
-    enabled: bool | None = None
-    num_speculative_tokens: Annotated[int, Field(ge=0, le=255)] | None = None
-    method: Literal["auto", "standard", "coupled"] | None = None
-
-
-class _Request(_Body):
-    model: str | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: FiniteFloat | None = None
-    top_p: FiniteFloat | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    min_p: FiniteFloat | None = None
-    presence_penalty: FiniteFloat | None = None
-    frequency_penalty: FiniteFloat | None = None
-    repetition_penalty: FiniteFloat | None = None
-    logit_bias: dict[Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")], FiniteFloat] = {}
-    allowed_token_ids: list[TokenId] = []
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS)] = []
-    stop_token_ids: list[TokenId] = []
-    ignore_eos: bool = False
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_ANSWERS)] = 1
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    speculative: SpeculativeOptions = SpeculativeOptions()
-    return_token_ids: bool = False
-    skip_special_tokens: bool = True
-    include_stop_str_in_output: bool = False
-
-
-class CompletionRequest(_Request):
-    """Body of `POST /v1/completions`."""
-
-    prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
-
-
-class TextPart(_Body):
-    """A piece of a message's content; only text is taken."""
-
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(_Body):
-    """One turn; further keys reach the chat template as they are."""
-
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
-
-    role: Annotated[str, Field(min_length=1)]
-    content: str | list[TextPart] | None = None
-
-
-class ChatCompletionRequest(_Request):
-    """Body of `POST /v1/chat/completions`."""
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] = {}
 
 
 class Shape(NamedTuple):
@@ -103,6 +20,9 @@ class Shape(NamedTuple):
 
     Attributes:
         ignored: fields of the body that are not known and have no effect.
+        logprobs, prompt_logprobs: most probable ids to be shown; None for no log-probabilities.
+        reads_calls: whether tool calls in the text are given out as such.
+        tokens_as_ids: whether log-probabilities name tokens by id, for texts that two of them share.
     """
 
     door: Door
@@ -111,6 +31,10 @@ class Shape(NamedTuple):
     continuous_usage: bool
     return_token_ids: bool
     ignored: tuple[str, ...]
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    tokens_as_ids: bool = False
+    reads_calls: bool = False
 
 
 def parse(body: bytes, door: Door, *, strict_fields: bool, timeout_s: float | None) -> tuple[Query, Shape]:
@@ -131,6 +55,8 @@ def parse(body: bytes, door: Door, *, strict_fields: bool, timeout_s: float | No
     options = request.stream_options
     if options is not None and not request.stream:
         raise InvalidArgument("stream_options", "only means something with stream: true")
+    if request.stream and request.prompt_logprobs is not None:
+        raise InvalidArgument("prompt_logprobs", "are not part of a stream; with echo, logprobs are")
     shape = Shape(
         door=door,
         stream=request.stream,
@@ -138,8 +64,14 @@ def parse(body: bytes, door: Door, *, strict_fields: bool, timeout_s: float | No
         continuous_usage=options is not None and options.continuous_usage_stats,
         return_token_ids=request.return_token_ids,
         ignored=ignored,
+        logprobs=_logprobs(request),
+        prompt_logprobs=request.prompt_logprobs,
+        reads_calls=isinstance(request, ChatCompletionRequest)
+        and bool(request.tools)
+        and request.tool_choice != "none",
+        tokens_as_ids=request.return_tokens_as_token_ids,
     )
-    return _query(request, timeout_s), shape
+    return _query(request, shape, timeout_s), shape
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
@@ -158,19 +90,40 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _query(request: CompletionRequest | ChatCompletionRequest, timeout_s: float | None) -> Query:
+def _logprobs(request: CompletionRequest | ChatCompletionRequest) -> int | None:
+    if isinstance(request, CompletionRequest):
+        return request.logprobs
+    if not request.logprobs and request.top_logprobs:
+        raise InvalidArgument("top_logprobs", "only means something with logprobs: true")
+    return request.top_logprobs if request.logprobs else None
+
+
+def _query(request: CompletionRequest | ChatCompletionRequest, shape: Shape, timeout_s: float | None) -> Query:
+    if request.best_of not in (None, request.n):
+        raise InvalidArgument("best_of", f"must be n ({request.n}): answers are not ranked")
     max_tokens = request.max_tokens
-    prompt: str | tuple[int, ...] | Conversation
+    prompts: tuple[Prompt, ...]
     if isinstance(request, ChatCompletionRequest):
         max_tokens = max_tokens if request.max_completion_tokens is None else request.max_completion_tokens
-        prompt = _conversation(request)
+        prompts = (conversation(request),)
         prompt_field = "messages"
     else:
-        prompt = _prompt(request.prompt)
+        prompts = _prompts(request.prompt)
         prompt_field = "prompt"
+    if len(prompts) * request.n > MAX_CHOICES:
+        raise InvalidArgument(
+            prompt_field, f"{len(prompts)} prompts x n = {request.n} are more than {MAX_CHOICES} answers"
+        )
+    form = structure(
+        request.response_format,
+        request.structured_outputs,
+        request.guided_json,
+        request.guided_regex,
+        request.guided_choice,
+    )
     return Query(
         model=request.model,
-        prompt=prompt,
+        prompts=prompts,
         prompt_field=prompt_field,
         sampling=Sampling(
             temperature=request.temperature,
@@ -186,44 +139,33 @@ def _query(request: CompletionRequest | ChatCompletionRequest, timeout_s: float 
             allowed_token_ids=tuple(request.allowed_token_ids),
             stop_token_ids=tuple(request.stop_token_ids),
             ignore_eos=request.ignore_eos,
+            grammar=form and form.grammar,
         ),
+        grammar_field=form.field if form else "grammar",
         speculation=Speculation(**request.speculative.model_dump()),
         n=request.n,
         seed=None if request.seed is None else request.seed % 2**64,
         stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop),
+        bad_words=tuple(request.bad_words),
+        logprobs=shape.logprobs,
+        prompt_logprobs=request.prompt_logprobs,
+        echo=request.echo,
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
+        add_special_tokens=request.add_special_tokens,
+        cache_salt=request.cache_salt or "",
         include_stop=request.include_stop_str_in_output,
         skip_special_tokens=request.skip_special_tokens,
         timeout_s=timeout_s,
     )
 
 
-def _prompt(prompt: str | list[Any]) -> str | tuple[int, ...]:
-    """A text, or ids; a list of one of them counts as that one."""
+def _prompts(prompt: str | list[Any]) -> tuple[Prompt, ...]:
+    """A text, ids, or a list of either."""
     if isinstance(prompt, str):
-        return prompt
+        return (prompt,)
     if prompt and isinstance(prompt[0], str | list):
-        if len(prompt) > 1:
-            raise InvalidArgument("prompt", f"one prompt per request is supported, got {len(prompt)}")
-        return _prompt(prompt[0])
-    return tuple(prompt)
-
-
-def _conversation(request: ChatCompletionRequest) -> Conversation:
-    asks_for_both = request.add_generation_prompt and "add_generation_prompt" in request.model_fields_set
-    if request.continue_final_message and asks_for_both:
-        raise InvalidArgument("continue_final_message", "cannot be combined with add_generation_prompt")
-    messages = []
-    for message in request.messages:
-        content = message.content
-        if isinstance(content, list):
-            content = "\n".join(part.text for part in content)
-        messages.append({**(message.model_extra or {}), "role": message.role, "content": content})
-    return Conversation(
-        messages=tuple(messages),
-        add_generation_prompt=request.add_generation_prompt and not request.continue_final_message,
-        continue_final_message=request.continue_final_message,
-        variables=request.chat_template_kwargs,
-    )
+        return tuple(one if isinstance(one, str) else tuple(one) for one in prompt)
+    return (tuple(prompt),)
 
 
 def _invalid(error: ValidationError) -> InvalidArgument:

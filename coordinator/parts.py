@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from outrider.costs import CostProfile
+from outrider.drift import View
 from outrider.errors import Mismatch
 from outrider.features import FeatureRequest
+from outrider.rpc.cost_codec import costs_from_pb
 from outrider.rpc.feature_codec import request_from_pb
 from outrider.rpc.hello import negotiate
 from outrider.rpc.options import NOISE_VERSION, RULE_VERSION
@@ -52,17 +55,24 @@ class PartInfo:
     num_layers: int = 0
     features: FeatureRequest | None = None
     trained_for: str = ""
+    allow_planted_errors: bool = False
+    costs: CostProfile | None = None
+    costs_state: str = ""
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
 
     @classmethod
     def from_pb(cls, message: Any) -> PartInfo:
         """From an `outrider.v1.ServiceInfo`."""
-        special = {"protocol_min", "protocol_max", "eos_token_ids", "features"}
+        special = {"protocol_min", "protocol_max", "eos_token_ids", "features", "costs", "costs_state"}
         plain = {name: getattr(message, name) for name in cls.__dataclass_fields__ if name not in special}
         return cls(
             protocol_min=message.protocol.min,
             protocol_max=message.protocol.max,
             eos_token_ids=tuple(message.eos_token_ids),
             features=request_from_pb(message.features) if message.HasField("features") else None,
+            costs=costs_from_pb(message.costs),
+            costs_state=message.costs.state,
             **plain,
         )
 
@@ -92,6 +102,9 @@ class DecoderState(NamedTuple):
         targets_up: target links that are up.
         degraded: parts that are missing or refused, with the reason.
         last_step_age_s: seconds since the last verdict, None before the first.
+        max_num_seqs: streams that the targets which are up take together.
+        kv_use: share of the KV blocks in use by part, over all services that are up; a part without KV is left out.
+        acceptance: whether the pair's acceptance is what it was.
     """
 
     target: PartInfo | None
@@ -99,6 +112,16 @@ class DecoderState(NamedTuple):
     targets_up: int
     degraded: list[Degraded]
     last_step_age_s: float | None
+    max_num_seqs: int = 0
+    kv_use: Mapping[str, float] = {}
+    acceptance: View = View(None, None, False)
+
+
+def kv_use(parts: Iterable[PartInfo | None]) -> float | None:
+    """Share of these services' KV blocks that is in use, as they last said; None where there are no blocks."""
+    known = [part for part in parts if part is not None]
+    total = sum(part.kv_blocks_total for part in known)
+    return sum(part.kv_blocks_used for part in known) / total if total else None
 
 
 def check_versions(part: str, info: PartInfo) -> None:

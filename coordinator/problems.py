@@ -6,15 +6,23 @@ import math
 from typing import Any, NamedTuple
 
 from coordinator.served import UnknownModel
-from outrider.errors import InvalidArgument, OutriderError, Overloaded, Status
+from outrider.errors import InvalidArgument, OutriderError, Overloaded, Status, Unauthenticated
 
 _KINDS = {
     Status.INVALID_ARGUMENT: (400, "invalid_request_error"),
+    Status.UNAUTHENTICATED: (401, "invalid_request_error"),
     Status.NOT_FOUND: (404, "invalid_request_error"),
     Status.RESOURCE_EXHAUSTED: (429, "rate_limit_error"),
     Status.UNAVAILABLE: (503, "service_unavailable_error"),
     Status.DEADLINE_EXCEEDED: (504, "timeout_error"),
 }
+
+
+class BodyTooLarge(InvalidArgument):
+    """The body of a request has more bytes than are read; the status is HTTP's own (413)."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__("body", f"is larger than {limit} bytes, which is {limit / 2**20:.3g} MiB")
 
 
 class Problem(NamedTuple):
@@ -34,8 +42,12 @@ def problem(error: BaseException) -> Problem:
     param = code = None
     if isinstance(error, InvalidArgument):
         param = error.field
+        status = 413 if isinstance(error, BodyTooLarge) else status
     elif isinstance(error, UnknownModel):
         param, code = "model", "model_not_found"
+    elif isinstance(error, Unauthenticated):
+        code = "invalid_api_key"
+        headers["www-authenticate"] = "Bearer"
     elif isinstance(error, Overloaded):
         code = "overloaded"
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))

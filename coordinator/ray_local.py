@@ -29,13 +29,25 @@ _SETTINGS = {
     "RAY_COLOR_PREFIX": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray puts the address of a network card in the place of loopback, and then listens on all of them, except where it
+    # is told that this machine is in no cluster. The name is that of the systems on which it thinks so by itself.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Ray runs its workers at niceness 15, so that its own processes come first. The coordinator is on the path of
+    # every token: behind a service that computes on the same cores it would be scheduled last, in every round.
+    "RAY_worker_niceness": "0",
 }
 
 
 @contextmanager
-def local_ray() -> Iterator[Path]:
-    """Starts it, and stops it at the end; yields its directory. Ray must not have been imported before."""
+def local_ray(*, bare_lines: bool = False) -> Iterator[Path]:
+    """Starts it, and stops it at the end; yields its directory. Ray must not have been imported before.
+
+    Args:
+        bare_lines: leaves out the prefix with which Ray marks its workers' lines of output.
+    """
     _isolate()
+    if bare_lines:
+        os.environ["RAY_DISABLE_WORKER_LOG_PREFIX"] = "1"
     # Unix sockets lie below this directory and their paths may have 107 bytes; TMPDIR is often longer than that allows.
     directory = Path(tempfile.mkdtemp(prefix="outrider-", dir="/tmp"))
     watcher = subprocess.Popen(

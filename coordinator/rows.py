@@ -13,6 +13,7 @@ from coordinator.state import Proposal
 from outrider.features import FeatureBlock, Features
 from outrider.seam import F32, U8, U16, U32, Items, ProposeBatch, Slots, StreamOpen, VerifyBatch
 
+U16_MAX = 65_535
 NO_U16: U16 = np.empty(0, np.uint16)
 NO_U32: U32 = np.empty(0, np.uint32)
 NO_F32: F32 = np.empty(0, np.float32)
@@ -30,12 +31,13 @@ class Item(NamedTuple):
 
 
 class ProposeRow(NamedTuple):
-    """One item for the draft; `slots` 0 only brings its KV up to date."""
+    """One item for the draft; `slots` 0 only brings its KV up to date. `least_survival` is a chance from 0 to 1."""
 
     item: Item
     slots: int
     deadline_ms: int
     open: StreamOpen | None
+    least_survival: float = 0.0
     features: FeatureBlock | None = None
 
 
@@ -55,6 +57,7 @@ def propose_batch(rows: Sequence[ProposeRow], closed: Sequence[int]) -> ProposeB
         items=_columns([row.item for row in rows]),
         slots=np.array([row.slots for row in rows], np.uint8),
         deadlines_ms=np.array([row.deadline_ms for row in rows], np.uint16),
+        least_survivals=np.array([round(U16_MAX * row.least_survival) for row in rows], np.uint16),
         opens=tuple(row.open for row in rows if row.open is not None),
         closed=np.array(closed, np.uint64),
         features=Features.of([(row.item.stream_id, row.features) for row in rows if row.features is not None]),

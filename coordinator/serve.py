@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import Any, NamedTuple
 
+import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.config import HTTPOptions, ProxyLocation
@@ -14,10 +15,14 @@ from ray.serve.schema import LoggingConfig
 
 from coordinator.app import build_app
 from coordinator.arguments import Addresses, Options
+from coordinator.confine import confine
 from coordinator.decoder import Decoder
 from coordinator.front import Front
+from coordinator.part_series import CertificateSeries
 from coordinator.servicer import CoordinatorServicer
+from outrider import log_format
 from outrider.errors import Unavailable
+from outrider.rpc.credentials import server_credentials
 from outrider.rpc.options import COORDINATOR_SERVICE_NAME
 from outrider.rpc.server import Server
 from outrider.v1 import coordinator_pb2_grpc
@@ -49,17 +54,19 @@ class Coordinator:
 
     async def __init__(self, options: Options) -> None:  # type: ignore[misc]  # Serve awaits it
         logging.basicConfig(level=options.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        if options.log_format == log_format.JSON:
+            log_format.write_json("coordinator", options.log_level)
+        confine(ray.util.get_node_ip_address())
         self._front = Front(Decoder(options.decoder), options.front)
-        self._server = Server(COORDINATOR_SERVICE_NAME, message_limit=_MAX_MESSAGE_BYTES)
-        servicer = CoordinatorServicer(self._front)
-        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(servicer, self._server.grpc)
-        self._grpc_port = await self._server.start(options.addresses.host, options.addresses.grpc_port)
+        files = (options.addresses.tls.certfile, options.decoder.tls.certfile, options.decoder.tls.ca_certs)
+        self._front.metrics.registry.register(CertificateSeries(files))
+        self._grpc_port = await self._listen(options.addresses)
         await self._front.start()
         self._health = asyncio.create_task(self._report_health())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve after the constructor."""
-        return build_app(lambda: self._front)
+        return build_app(lambda: self._front, lambda: self._exposition())
 
     async def status(self) -> Status:
         """Whether requests are taken."""
@@ -71,6 +78,22 @@ class Coordinator:
         self._health.cancel()
         await self._server.stop(self._front.drain, timeout_s)
         await self._front.close()
+
+    async def _listen(self, addresses: Addresses) -> int:
+        """Opens the gRPC door; returns its port.
+
+        Raises:
+            PortInUse: naming the address.
+        """
+        credentials = server_credentials(addresses.tls)
+        self._server = Server(COORDINATOR_SERVICE_NAME, message_limit=_MAX_MESSAGE_BYTES, credentials=credentials)
+        servicer = CoordinatorServicer(self._front)
+        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(servicer, self._server.grpc)
+        return await self._server.start(addresses.host, addresses.grpc_port)
+
+    async def _exposition(self) -> bytes:
+        """What `/metrics` answers."""
+        return self._front.metrics.render()
 
     async def _report_health(self) -> None:
         while True:
@@ -89,7 +112,9 @@ def run(options: Options) -> DeploymentHandle[Any]:
     addresses = options.addresses
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(
-        http_options=HTTPOptions(host=addresses.host, port=addresses.port, location=ProxyLocation.HeadOnly),
+        http_options=HTTPOptions(
+            host=addresses.http_host or addresses.host, port=addresses.port, location=ProxyLocation.HeadOnly
+        ),
         logging_config=_QUIET,
     )
     deployment = serve.deployment(
@@ -104,9 +129,3 @@ def run(options: Options) -> DeploymentHandle[Any]:
         return serve.run(application, name=APPLICATION, route_prefix="/", logging_config=_QUIET)
     except RuntimeError as error:
         raise Unavailable(f"the Ray Serve application did not start: {error}") from error
-
-
-def url(addresses: Addresses) -> str:
-    """Where the HTTP door is."""
-    host = f"[{addresses.host}]" if ":" in addresses.host else addresses.host
-    return f"http://{host}:{addresses.port}/v1"

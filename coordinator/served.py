@@ -14,6 +14,8 @@ from outrider.rpc.options import NOISE_VERSION, RULE_VERSION
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions. Chat answers may fill the context."""
+_NOT_OF_MODEL = ("presence_penalty", "frequency_penalty")
+"""No `generation_config.json` has them."""
 _WHOLE_NUMBERS = ("top_k", "max_new_tokens")
 
 
@@ -38,6 +40,8 @@ class Defaults:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     max_new_tokens: int | None = None
 
@@ -46,7 +50,7 @@ class Defaults:
         """The defaults that a `generation_config.json` asks for."""
         given: dict[str, Any] = {}
         for field in fields(cls):
-            value = generation_config.get(field.name)
+            value = None if field.name in _NOT_OF_MODEL else generation_config.get(field.name)
             if isinstance(value, int | float) and not isinstance(value, bool):
                 given[field.name] = int(value) if field.name in _WHOLE_NUMBERS else float(value)
         return cls(**given)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import grpc
 
 from coordinator.answer import Answer, Piece
 from coordinator.front import Front
+from coordinator.generate_request import query_from_pb
 from coordinator.problems import problem
-from coordinator.query import Conversation, Query, Sampling, Speculation
-from outrider.errors import InvalidArgument, OutriderError
+from outrider.errors import OutriderError
+from outrider.logprobs import LogprobRows
 from outrider.sampling import Rule
 from outrider.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc
 
@@ -18,25 +20,10 @@ _FINISH = {
     "stop": coordinator_pb2.FINISH_REASON_STOP,
     "length": coordinator_pb2.FINISH_REASON_LENGTH,
 }
-_METHODS = {
-    common_pb2.ACCEPTANCE_RULE_UNSPECIFIED: None,
-    common_pb2.ACCEPTANCE_RULE_STANDARD: "standard",
-    common_pb2.ACCEPTANCE_RULE_COUPLED: "coupled",
-}
 _RULES = {
     Rule.STANDARD: common_pb2.ACCEPTANCE_RULE_STANDARD,
     Rule.COUPLED: common_pb2.ACCEPTANCE_RULE_COUPLED,
 }
-_OPTIONAL = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "max_tokens",
-)
 
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
@@ -50,79 +37,38 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> AsyncIterator[coordinator_pb2.GenerateResponse]:
         """Streams one answer; when the client goes away, gRPC cancels this and the answer ends with it."""
         try:
+            caller = self._front.keyring.caller(_authorization(context))
             query = query_from_pb(request, context.time_remaining())
+            query = replace(query, client=caller.name, tenant=caller.tenant)
             async with self._front.answer(query) as answer:
+                begun: set[int] = set()
                 async for piece in answer:
-                    yield _response(
-                        piece, answer, prompt_ids=answer.prompt_ids if request.return_prompt_token_ids else ()
-                    )
+                    prompt_ids = answer.prompt_ids(piece.choice) if request.return_prompt_token_ids else ()
+                    echo = answer.echo(piece.choice) if piece.choice not in begun else None
+                    begun.add(piece.choice)
+                    yield _response(piece, answer, prompt_ids=prompt_ids, echo="" if echo is None else echo.text)
         except OutriderError as error:
             self._front.metrics.rejected.labels(str(problem(error).status)).inc()
             raise
 
 
-def query_from_pb(request: coordinator_pb2.GenerateRequest, timeout_s: float | None) -> Query:
-    """
-    Args:
-        timeout_s: seconds until the call's own deadline, or None.
-
-    Raises:
-        InvalidArgument: names the field.
-    """
-    prompt, field = _prompt(request)
-    speculation = request.speculation
-    if speculation.rule not in _METHODS:
-        raise InvalidArgument("rule", f"unknown acceptance rule {speculation.rule}")
-    if any(not text for text in request.stop):
-        raise InvalidArgument("stop", "holds an empty string")
-    return Query(
-        model=request.model or None,
-        prompt=prompt,
-        prompt_field=field,
-        sampling=_sampling(request),
-        speculation=Speculation(
-            enabled=speculation.enabled if speculation.HasField("enabled") else None,
-            num_speculative_tokens=(
-                speculation.num_speculative_tokens if speculation.HasField("num_speculative_tokens") else None
-            ),
-            method=_METHODS[speculation.rule],
-        ),
-        seed=request.seed if request.HasField("seed") else None,
-        stop=tuple(request.stop),
-        timeout_s=timeout_s,
-    )
+def _authorization(context: grpc.aio.ServicerContext) -> str:
+    """What a call shows as its key, or empty."""
+    metadata = dict(context.invocation_metadata() or ())
+    return str(metadata.get("authorization", ""))
 
 
-def _prompt(request: coordinator_pb2.GenerateRequest) -> tuple[str | tuple[int, ...] | Conversation, str]:
-    field = request.WhichOneof("prompt")
-    if field == "text":
-        return request.text, field
-    if field == "token_ids":
-        return tuple(request.token_ids.ids), field
-    if field == "chat":
-        if not request.chat.messages:
-            raise InvalidArgument(field, "is empty")
-        messages = tuple({"role": turn.role, "content": turn.content} for turn in request.chat.messages)
-        return Conversation(messages=messages), field
-    raise InvalidArgument("prompt", "is required: one of text, token_ids, chat")
-
-
-def _sampling(request: coordinator_pb2.GenerateRequest) -> Sampling:
-    params = request.params
-    given = {name: getattr(params, name) for name in _OPTIONAL if params.HasField(name)}
-    return Sampling(
-        **given,
-        min_tokens=params.min_tokens,
-        logit_bias=tuple((bias.token_id, bias.bias) for bias in params.logit_bias),
-        allowed_token_ids=tuple(params.allowed_token_ids),
-        stop_token_ids=tuple(params.stop_token_ids),
-        ignore_eos=request.ignore_eos,
-    )
-
-
-def _response(piece: Piece, answer: Answer, *, prompt_ids: Sequence[int]) -> coordinator_pb2.GenerateResponse:
+def _response(
+    piece: Piece, answer: Answer, *, prompt_ids: Sequence[int], echo: str
+) -> coordinator_pb2.GenerateResponse:
     response = coordinator_pb2.GenerateResponse(
-        text=piece.text, token_ids=piece.token_ids, drafted=piece.drafted, text_ends=piece.text_ends
+        choice=piece.choice,
+        text=echo + piece.text,
+        token_ids=piece.token_ids,
+        drafted=piece.drafted,
+        text_ends=[len(echo) + end for end in piece.text_ends],
+        logprobs=_logprobs(piece.logprobs),
+        prompt_logprobs=_logprobs(piece.prompt_logprobs),
     )
     if piece.finish_reason is not None:
         usage, stats = answer.usage, answer.speculation
@@ -140,3 +86,11 @@ def _response(piece: Piece, answer: Answer, *, prompt_ids: Sequence[int]) -> coo
             )
         )
     return response
+
+
+def _logprobs(rows: LogprobRows | None) -> coordinator_pb2.TokenLogprobs | None:
+    if rows is None:
+        return None
+    return coordinator_pb2.TokenLogprobs(
+        logprobs=rows.own.tolist(), top_ids=rows.top_ids.ravel().tolist(), top_logprobs=rows.top.ravel().tolist()
+    )

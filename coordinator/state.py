@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import NamedTuple
 
 from coordinator.feature_side import FeatureSide
 from coordinator.request import DecodingRequest, StreamStats
 from outrider.noise import Role, subkey
-from outrider.sampling import Rule
+from outrider.sampling import Form, Rule
 from outrider.seam import F32, U16, U32, StreamOpen, prefix_hash
 
 
@@ -107,6 +107,7 @@ class StreamState:
     Attributes:
         tokens: prompt and committed answer; the only truth, of which both services are caches.
         hashes: `prefix_hash` of the first i tokens, for every i up to and including all of them.
+        fork_of: stream with the same prompt, of which services take the KV of this one's; None without one.
         proposal: of the round in flight, from its arrival to its verdict.
         run_end: committed length at which the credit of the present plain run is used up.
         asked: slots that the round in flight asked for.
@@ -119,6 +120,7 @@ class StreamState:
     tokens: list[int]
     hashes: array[int]
     stats: StreamStats
+    fork_of: int | None = None
     phase: Phase = Phase.OPENED
     proposal: Proposal | None = None
     run_end: int = 0
@@ -149,7 +151,7 @@ def new_stream(stream_id: int, request: DecodingRequest, seed: int) -> StreamSta
         keys=Keys.from_seed(seed),
         tokens=list(request.prompt_ids),
         hashes=array("Q", [0]),
-        stats=StreamStats(rule=request.rule),
+        stats=StreamStats(rule=request.rule, synthetic=request.synthetic is not None),
     )
     extend_hashes(state.hashes, request.prompt_ids)
     return state
@@ -174,7 +176,8 @@ def open_for_target(state: StreamState, deadline_ms: int) -> StreamOpen:
     """What the target must know of a stream: no accept or draft key."""
     coupled = state.request.rule is Rule.COUPLED
     keys = state.keys
-    return _open(state, deadline_ms, emit_key=0 if coupled else keys.emit, gumbel_key=keys.gumbel if coupled else 0)
+    opening = _open(state, deadline_ms, emit_key=0 if coupled else keys.emit, gumbel_key=keys.gumbel if coupled else 0)
+    return replace(opening, logprobs=state.request.logprobs, prompt_logprobs=state.request.prompt_logprobs)
 
 
 def _open(
@@ -186,10 +189,13 @@ def _open(
         prompt_length=len(request.prompt_ids),
         params=request.params,
         rule=request.rule,
-        form=request.form,
+        form=Form.DENSE if request.draws_dense else Form.SPARSE,
         draft_key=draft_key,
         emit_key=emit_key,
         gumbel_key=gumbel_key,
         sample_index=request.sample_index,
+        fork_of=state.fork_of,
+        cache_salt=request.cache_salt,
         deadline_ms=deadline_ms,
+        planted=request.planted,
     )

@@ -30,7 +30,7 @@ class Stream:
         link: the target that decodes it, None while none is up.
         posted_s: when the item on the target link was posted.
         asked_s: when the item on the draft link was posted.
-        held_until_s: no proposal is asked for before.
+        held_until_s, held_for: no proposal is asked for before, and why (a key of `Counters.draft_skipped`).
         refusals: items that the target refused in a row.
         draining: whether its plain run is left to end because it is to draft again.
     """
@@ -45,6 +45,7 @@ class Stream:
         "deadline",
         "deadline_s",
         "draining",
+        "held_for",
         "held_until_s",
         "link",
         "posted_s",
@@ -60,6 +61,7 @@ class Stream:
         self.posted_s = 0.0
         self.asked_s = 0.0
         self.held_until_s = 0.0
+        self.held_for = "held"
         self.refusals = 0
         self.draining = False
         self._on_close = on_close
@@ -102,6 +104,10 @@ class Stream:
         self.end()
         self._on_close(self)
 
+    def hold(self, until_s: float, reason: str = "held") -> None:
+        """Asks for no proposal until then."""
+        self.held_until_s, self.held_for = until_s, reason
+
     def push(self, emission: Emission) -> None:
         """Hands tokens to the reader."""
         self._emissions.append(emission)
@@ -128,6 +134,8 @@ class Registry:
     def __init__(self) -> None:
         self.states: dict[int, StreamState] = {}
         self._streams: dict[int, Stream] = {}
+        # By group of requests with one prompt, the stream that reads it.
+        self._firsts: dict[int, int] = {}
         self._remembered: deque[int] = deque()
 
     def __len__(self) -> int:
@@ -139,8 +147,16 @@ class Registry:
     def __getitem__(self, stream_id: int) -> Stream:
         return self._streams[stream_id]
 
+    def get(self, stream_id: int | None) -> Stream | None:
+        """The open stream of an id."""
+        return None if stream_id is None else self._streams.get(stream_id)
+
     def add(self, stream: Stream) -> None:
-        """Takes in a stream."""
+        """Takes in a stream; it is a fork of the open one that began its group, or begins the group itself."""
+        group = stream.state.request.prompt_group
+        if group:
+            first = self._firsts.setdefault(group, stream.state.stream_id)
+            stream.state.fork_of = first if first in self._streams else None
         self._streams[stream.state.stream_id] = stream
         self.states[stream.state.stream_id] = stream.state
 
@@ -149,6 +165,9 @@ class Registry:
         stream_id = stream.state.stream_id
         if self._streams.pop(stream_id, None) is None:
             return False
+        group = stream.state.request.prompt_group
+        if self._firsts.get(group) == stream_id:
+            del self._firsts[group]
         if stream.state.request.draws_dense:
             # Messages to come may hold rows of it, at the latest when a long step ends; only its state can tell.
             self._remembered.append(stream_id)

@@ -12,9 +12,9 @@ import numpy as np
 
 from coordinator import decoding
 from coordinator.config import DecoderConfig
+from coordinator.costs import Costs
 from coordinator.counters import Counters
 from coordinator.decoding import VerdictAnswer
-from coordinator.gamma import Costs
 from coordinator.link import Link
 from coordinator.links import TARGET
 from coordinator.parts import PartInfo, TargetFiles
@@ -67,9 +67,9 @@ class TargetSide:
         failed: Callable[[Stream, OutriderError], None],
         arrived: Callable[[list[Stream]], None],
     ) -> None:
+        wire = counters.wire["target"]
         self.links = [
-            Link(TARGET, address, coordinator_id, self, config.credentials, counters.wire["target"])
-            for address in config.target
+            Link(TARGET, address, coordinator_id, self, config.tls, wire, config.resolve) for address in config.target
         ]
         self.files: TargetFiles | None = None
         self.last_verdict_s: float | None = None
@@ -124,7 +124,9 @@ class TargetSide:
         if stream.link is not None:
             self.close(stream)
             stream.state.target.forget()
-        stream.link = min(up, key=load.__getitem__)
+        parent = self._streams.get(stream.state.fork_of)
+        # Samples of one prompt go where it has been read.
+        stream.link = parent.link if parent is not None and parent.link in load else min(up, key=load.__getitem__)
         return stream.link
 
     def _post(self, link: TargetLink | None, stream: Stream, row: VerifyRow) -> None:
@@ -215,6 +217,7 @@ class TargetSide:
             observer("target", timings)
         if timings.step_tokens:
             self._costs.target.observe(timings.step_tokens, (timings.forward_ms + timings.sample_ms) / 1_000)
+            self._costs.observe_rows(timings.step_tokens, int(batch.slots_done.sum()) + len(batch.replies))
             self._costs.observe_link(now_s - stream.posted_s - timings.total_ms / 1_000)
 
     def _refused(self, stream: Stream, answer: VerdictAnswer) -> None:

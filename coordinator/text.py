@@ -14,10 +14,12 @@ class TextPiece(NamedTuple):
     Attributes:
         text: became certain with these tokens.
         ends: parallel to the tokens; characters of `text` that are certain after each.
+        starts: parallel to the tokens; where in the whole answer the text of each begins, whenever it became certain.
     """
 
     text: str
     ends: tuple[int, ...]
+    starts: tuple[int, ...]
 
 
 class AnswerText:
@@ -50,6 +52,8 @@ class AnswerText:
         self._pushed = 0
         self._taken = 0
         self._ready: list[str] = []
+        self._decoded = 0
+        self._starts: list[int] = []
 
     def cut(self, tokens: Sequence[int]) -> int | None:
         """Takes further tokens; the index of the one that completes a stop string, or None. The rest is discarded."""
@@ -65,6 +69,7 @@ class AnswerText:
             for token in tokens[self._pushed - self._taken :]:
                 self._push(token)
         parts, self._ready = self._ready[: len(tokens)], self._ready[len(tokens) :]
+        starts, self._starts = self._starts[: len(tokens)], self._starts[len(tokens) :]
         self._taken += len(tokens)
         if last and self.stopped_by is None:
             remainder = self._held + self._detokenizer.flush()
@@ -75,12 +80,15 @@ class AnswerText:
         for part in parts:
             length += len(part)
             ends.append(length)
-        return TextPiece("".join(parts), tuple(ends[: len(tokens)]))
+        return TextPiece("".join(parts), tuple(ends[: len(tokens)]), tuple(starts))
 
     def _push(self, token: int) -> None:
         self._pushed += 1
+        self._starts.append(self._decoded)
         if token not in self._stop_ids:
-            self._held += self._detokenizer.push(token)
+            new = self._detokenizer.push(token)
+            self._decoded += len(new)
+            self._held += new
         certain = len(self._held)
         if self._stop and self._pushed > self._min_tokens:
             found = self._first_stop()

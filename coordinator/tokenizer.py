@@ -11,12 +11,17 @@ from tokenizers import Tokenizer as Backend
 
 from coordinator.chat_template import ChatTemplate, Message
 from coordinator.detokenizer import Detokenizer
+from coordinator.token_bytes import TokenBytes, byte_characters
 from outrider.errors import InvalidArgument, Mismatch
 
 BYTES = "stub:bytes"
 """File name that stands for the built-in tokenizer: 256 bytes, `<bos>` 256, `<eos>` 257."""
 _BYTES_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{{ bos_token }}{% if tools %}tools: {{ tools | tojson }}\n{% endif %}"
+    "{% if documents %}documents: {{ documents | tojson }}\n{% endif %}"
+    "{% for message in messages %}{{ message.role }}: "
+    "{{ message.content or '' }}{% for call in message.tool_calls or [] %}"
+    "<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}{{ '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 
@@ -27,14 +32,25 @@ class Tokenizer:
     Attributes:
         size: all ids are below it, added ones included.
         special_ids: ids without text of their own, such as end-of-sequence.
+        bytes: what each id writes.
+        template: the model's chat template, or None.
     """
 
-    def __init__(self, backend: Backend, bos_id: int | None, template: ChatTemplate | None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        bos_id: int | None,
+        template: ChatTemplate | None,
+        special_tokens: Mapping[str, str] | None = None,
+    ) -> None:
+        """`special_tokens` (`bos_token`, ...) are what chat templates call them."""
+        self._specials = dict(special_tokens or {})
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self._bos_id = bos_id
-        self._template = template
+        self.template = template
+        self.bytes = TokenBytes(backend)
         self.size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         added = backend.get_added_tokens_decoder()
         self._special_by_text = {token.content: token_id for token_id, token in added.items() if token.special}
@@ -62,31 +78,53 @@ class Tokenizer:
         _apply_bos_eos(backend, config, specials)
         source = chat_template or _template_source(files, config)
         template = ChatTemplate(source, specials) if source else None
-        return cls(backend, backend.token_to_id(bos) if bos else None, template)
+        return cls(backend, backend.token_to_id(bos) if bos else None, template, specials)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a prompt's text, with what the model's tokenizer adds; its beginning-of-sequence id at most once.
+
+        Args:
+            add_special_tokens: whether the tokenizer may add any.
 
         Raises:
             UnicodeError: the text holds half of a surrogate pair.
         """
-        ids = self._ids(text, add_special_tokens=True)
-        if self._bos_id is not None and ids[:2] == [self._bos_id, self._bos_id]:
+        ids = self._ids(text, add_special_tokens=add_special_tokens)
+        if add_special_tokens and self._bos_id is not None and ids[:2] == [self._bos_id, self._bos_id]:
             del ids[0]  # the text was rendered by a chat template and begins with it already
         return ids
 
-    def encode_chat(self, messages: Sequence[Message], **options: Any) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        template: str | None = None,
+        add_special_tokens: bool = False,
+        must_read: Sequence[str] = (),
+        **options: Any,
+    ) -> list[int]:
         """Ids of a conversation, rendered by the chat template (see `ChatTemplate.render`), which adds all specials.
+
+        Args:
+            messages: in order.
+            template: replaces the model's own.
+            add_special_tokens: whether the tokenizer may add what the template left out.
+            must_read: variables that the request sets and that would be lost if the template did not look at them.
+            options: of `ChatTemplate.render`.
 
         Raises:
             InvalidArgument: no template, or it rejects the conversation.
             UnicodeError: as in `encode`.
         """
-        if self._template is None:
+        chosen = self.template if template is None else ChatTemplate(template, self._specials)
+        if chosen is None:
             raise InvalidArgument(
                 "messages", "the model has no chat template; start the coordinator with --chat-template FILE"
             )
-        return self._ids(self._template.render(messages, **options), add_special_tokens=False)
+        for name in must_read:
+            if not chosen.reads(name):
+                raise InvalidArgument(name, "cannot be told to the model: its chat template takes none")
+        return self.encode(chosen.render(messages, **options), add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of complete ids."""
@@ -102,7 +140,8 @@ class Tokenizer:
         def decode(ids: list[int]) -> str:
             return str(self._backend.decode(ids, skip_special_tokens=skip_special_tokens))
 
-        return Detokenizer(decode, self.special_ids if skip_special_tokens else frozenset(), prompt_ids)
+        skipped = self.special_ids if skip_special_tokens else frozenset()
+        return Detokenizer(decode, skipped, prompt_ids, self.bytes.single)
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         text.encode()  # JSON can carry what is no text; the library would take it for a wrong type
@@ -110,21 +149,14 @@ class Tokenizer:
 
 
 def _bytes(chat_template: str | None) -> Tokenizer:
-    alphabet = _byte_characters()
+    alphabet = byte_characters()
     backend = Backend(models.BPE(vocab={character: byte for byte, character in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken("<bos>", special=True), AddedToken("<eos>", special=True)])
     backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 256)])
     specials = {"bos_token": "<bos>", "eos_token": "<eos>"}
-    return Tokenizer(backend, 256, ChatTemplate(chat_template or _BYTES_TEMPLATE, specials))
-
-
-def _byte_characters() -> list[str]:
-    """The printable character by which byte-level tokenizers write each byte (GPT-2's mapping)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+    return Tokenizer(backend, 256, ChatTemplate(chat_template or _BYTES_TEMPLATE, specials), specials)
 
 
 def _read_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
