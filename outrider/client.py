@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import grpc
 
-from outrider.errors import InvalidArgument, OutriderError, Overloaded, Unavailable
+from outrider import api_key
+from outrider.errors import InvalidArgument, OutriderError, Overloaded, Unauthenticated, Unavailable
+from outrider.rpc.credentials import PLAIN, TlsFiles, blocking_channel
 from outrider.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc
 
 _FINISH = {
@@ -23,11 +25,21 @@ RULES = {
 
 
 class Piece(NamedTuple):
-    """What one token contributed: its id, its text (possibly empty) and whether the draft proposed it."""
+    """What one token contributed.
+
+    Attributes:
+        token_id: -1 for text that was held back and became certain without a further token.
+        text: possibly empty.
+        drafted: whether the draft proposed it.
+        logprob: if log-probabilities were asked for.
+        tops: most probable ids at its place with their log-probabilities.
+    """
 
     token_id: int
     text: str
     drafted: bool
+    logprob: float | None = None
+    tops: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(slots=True)
@@ -35,6 +47,8 @@ class Answer:
     """A finished answer.
 
     Attributes:
+        logprobs: parallel to the ids, if they were asked for; `tops` are the most probable ids beside each.
+        prompt_logprobs: of the prompt's ids from the second on, if they were asked for.
         metrics: the object of the HTTP API's `metrics.speculative_decoding`.
         seconds: from sending the request to the last response; `first_s` to the first token.
     """
@@ -44,6 +58,9 @@ class Answer:
     finish_reason: str = ""
     prompt_token_ids: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
+    logprobs: list[float] = field(default_factory=list)
+    tops: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    prompt_logprobs: list[float] = field(default_factory=list)
     metrics: dict[str, float | str | list[int]] = field(default_factory=dict)
     seconds: float = 0.0
     first_s: float = 0.0
@@ -74,9 +91,23 @@ def request(
     num_speculative_tokens: int | None = None,
     rule: str | None = None,
     return_prompt_token_ids: bool = False,
+    n: int | None = None,
+    logprobs: int | None = None,
+    prompt_logprobs: int | None = None,
+    echo: bool = False,
+    stop: Sequence[str] = (),
+    bad_words: Sequence[str] = (),
 ) -> coordinator_pb2.GenerateRequest:
     """A GenerateRequest; what is None is left to the server's defaults."""
-    message = coordinator_pb2.GenerateRequest(return_prompt_token_ids=return_prompt_token_ids)
+    message = coordinator_pb2.GenerateRequest(
+        return_prompt_token_ids=return_prompt_token_ids,
+        n=n,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        echo=echo,
+        stop=stop,
+        bad_words=bad_words,
+    )
     if isinstance(prompt, list):
         message.token_ids.ids.extend(prompt)
     elif chat:
@@ -101,9 +132,17 @@ def request(
 class Client:
     """Talks to one coordinator; use as a context manager."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(
+        self, address: str, tls: TlsFiles = PLAIN, authority: str | None = None, *, key: str | None = None
+    ) -> None:
+        """
+        Args:
+            tls, authority: as in `outrider.rpc.credentials.open_channel`.
+            key: API key; None takes the environment's, if there is one.
+        """
         self.address = address
-        self._channel = grpc.insecure_channel(address, options=(("grpc.enable_http_proxy", 0),))
+        self._channel = blocking_channel(address, tls, authority)
+        self._metadata = tuple(api_key.headers(key or api_key.from_environment()).items())
         self._stub = coordinator_pb2_grpc.CoordinatorServiceStub(self._channel)
 
     def __enter__(self) -> Client:
@@ -115,26 +154,55 @@ class Client:
     def generate(self, message: coordinator_pb2.GenerateRequest, answer: Answer) -> Iterator[Piece]:
         """Stream an answer's pieces as they become certain; `answer` is complete when the iterator ends.
 
+        Of a request for several answers the first one is streamed; `complete` returns all.
+
         Raises:
             InvalidArgument, Overloaded, Unavailable, OutriderError: as the coordinator said.
         """
         began = time.perf_counter()
         try:
-            for response in self._stub.Generate(message):
+            for response in self._stub.Generate(message, metadata=self._metadata):
                 now = time.perf_counter() - began
                 if response.token_ids and not answer.token_ids:
                     answer.first_s = now
                 answer.seconds = now
-                yield from self._take(response, answer)
+                if response.choice == 0:
+                    yield from self._take(response, answer)
         except grpc.RpcError as error:
             raise _domain_error(error, self.address) from None
+
+    def complete(self, message: coordinator_pb2.GenerateRequest) -> list[Answer]:
+        """All answers to a request, by choice, when they are complete.
+
+        Raises:
+            InvalidArgument, Overloaded, Unavailable, OutriderError: as the coordinator said.
+        """
+        answers: dict[int, Answer] = {}
+        try:
+            for response in self._stub.Generate(message, metadata=self._metadata):
+                for _ in self._take(response, answers.setdefault(response.choice, Answer())):
+                    pass
+        except grpc.RpcError as error:
+            raise _domain_error(error, self.address) from None
+        return [answers[choice] for choice in sorted(answers)]
 
     @staticmethod
     def _take(response: coordinator_pb2.GenerateResponse, answer: Answer) -> Iterator[Piece]:
         start = 0
-        for token_id, drafted, end in zip(response.token_ids, response.drafted, response.text_ends, strict=True):
-            yield Piece(token_id, response.text[start:end], drafted)
+        scores = response.logprobs
+        k = len(scores.top_ids) // max(len(scores.logprobs), 1)
+        tops = [
+            tuple(zip(scores.top_ids[at : at + k], scores.top_logprobs[at : at + k], strict=True))
+            for at in range(0, k * len(scores.logprobs), max(k, 1))
+        ] or [()] * len(scores.logprobs)
+        columns = zip(response.token_ids, response.drafted, response.text_ends, strict=True)
+        for index, (token_id, drafted, end) in enumerate(columns):
+            scored = (scores.logprobs[index], tops[index]) if scores.logprobs else (None, ())
+            yield Piece(token_id, response.text[start:end], drafted, *scored)
             start = end
+        answer.logprobs.extend(scores.logprobs)
+        answer.tops.extend(tops)
+        answer.prompt_logprobs.extend(response.prompt_logprobs.logprobs)
         if start < len(response.text):  # text that was held back and became certain without a further token
             yield Piece(-1, response.text[start:], drafted=False)
         answer.text += response.text
@@ -167,6 +235,8 @@ def _domain_error(error: grpc.RpcError, address: str) -> OutriderError:
         return InvalidArgument(field_name, problem or details)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return Overloaded(details)
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return Unauthenticated(f"{address}: {details} (set {api_key.VARIABLE})")
     if code is grpc.StatusCode.UNAVAILABLE:
         return Unavailable(f"no answer from {address}: {details}")
     return OutriderError(f"{code.name}: {details}")

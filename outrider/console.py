@@ -39,9 +39,10 @@ class Steps:
 class Downloads:
     """Renders what a download reports: its plan, notes, and a bar per task."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console = out) -> None:
+        self._out = console
         columns = (TextColumn("  {task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        self._bar = Bar(*columns, console=out, transient=True)
+        self._bar = Bar(*columns, console=console, transient=True)
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Downloads:
@@ -52,10 +53,10 @@ class Downloads:
             self._bar.stop()
 
     def plan(self, plan: Plan) -> None:
-        out.print(f"  {plan}")
+        self._out.print(f"  {plan}")
 
     def note(self, line: str) -> None:
-        out.print(f"  {line}")
+        self._out.print(f"  {line}")
 
     def progress(self, progress: Progress) -> None:
         if not self._tasks:

@@ -90,6 +90,18 @@ class DeadlineExceeded(OutriderError):
     status = Status.DEADLINE_EXCEEDED
 
 
+class PermissionDenied(OutriderError):
+    """The peer is known, and is not the one who may do this."""
+
+    status = Status.PERMISSION_DENIED
+
+
+class Unauthenticated(OutriderError):
+    """The client shows no key, or none that is known."""
+
+    status = Status.UNAUTHENTICATED
+
+
 class ModelUnavailable(OutriderError):
     """A model could not be had: one line that says why and what to do about it."""
 

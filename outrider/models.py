@@ -33,7 +33,9 @@ Source = Literal["folder", "hub", "package", "stub", "builtin"]
 DEFAULT_TARGET = "smollm2-135m"
 DEFAULT_DRAFT = "ngram"
 STUB_PREFIX = "stub:"
-_DRAFTS_WITHOUT_WEIGHTS = ("ngram", "none")
+LOOKUP_DRAFTS = ("ngram", "suffix")
+"""Drafts that look continuations up in the text itself."""
+_DRAFTS_WITHOUT_WEIGHTS = (*LOOKUP_DRAFTS, "none")
 _HUB_TIMEOUT_S = 15.0
 _PROBE_TIMEOUT_S = 2.0  # with a way out at hand, a hub that does not answer is not worth waiting for
 
@@ -106,7 +108,7 @@ def resolve(
     Processes that ask for the same model at the same time share one download.
 
     Args:
-        name: Folder, hub id, entry of `ENTRIES`, `default`, `stub:...`, or for drafts `ngram` and `none`.
+        name: Folder, hub id, entry of `ENTRIES`, `default`, `stub:...`, or for drafts `ngram`, `suffix` and `none`.
         revision: Branch, tag or commit on the hub.
         role: What `default` stands for.
         reporter: Told the plan, notes and progress; by default they are logged.

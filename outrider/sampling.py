@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from outrider.errors import InvalidArgument
+from outrider.grammar import Grammar
 
 GREEDY_BELOW = 1e-4
 """A temperature below this is temperature 0: dividing logits by less overflows half precision and changes no argmax."""
@@ -54,6 +55,10 @@ class SamplingParams:
         min_tokens: stop ids cannot be drawn before this many generated tokens.
         stop_token_ids: ids that end the stream (end-of-sequence ids included unless ignored).
         max_tokens: generated tokens at most.
+        bad_words: token sequences that are never completed: where the tokens before (prompt included) end with all of
+            one but its last token, that one cannot be drawn.
+        grammar: what the generated text must match as a whole, or None; `stop_token_ids` then holds the
+            end-of-sequence ids.
     """
 
     temperature: float = 1.0
@@ -68,6 +73,8 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     max_tokens: int = 16
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         _in_range("temperature", self.temperature, 0.0, 100.0)
@@ -87,6 +94,8 @@ class SamplingParams:
         for name, ids in (("allowed_token_ids", self.allowed_token_ids), ("stop_token_ids", self.stop_token_ids)):
             if any(token_id < 0 for token_id in ids):
                 raise InvalidArgument(name, "token ids cannot be negative")
+        if any(not word or min(word) < 0 for word in self.bad_words):
+            raise InvalidArgument("bad_words", "a word needs at least one token, and ids cannot be negative")
         if self.max_tokens < 1:
             raise InvalidArgument("max_tokens", f"must be at least 1, got {self.max_tokens}")
         if not 0 <= self.min_tokens <= self.max_tokens:
@@ -103,8 +112,9 @@ class SamplingParams:
 
     @property
     def plain(self) -> bool:
-        """Whether logits need no edit before temperature: no bias, mask, penalty or minimum length."""
-        return not (self.logit_bias or self.allowed_token_ids or self.min_tokens or self.penalised)
+        """Whether logits need no edit before temperature: grammar, bias, mask, banned word, penalty, minimum length."""
+        edits = self.logit_bias or self.allowed_token_ids or self.bad_words or self.min_tokens or self.penalised
+        return not edits and self.grammar is None
 
     @property
     def penalised(self) -> bool:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import Status
 from outrider.features import NO_FEATURES, FeatureRequest, Features
+from outrider.logprobs import NO_LOGPROBS, Logprobs
+from outrider.planted import Plant
 from outrider.sampling import Form, Rule, SamplingParams
 
 U8 = NDArray[np.uint8]
@@ -46,7 +49,10 @@ class StreamOpen:
             target, `gumbel_key` for both under the coupled rule. 0 where not given.
         sample_index: which of a request's n samples this is; enters every noise counter.
         logprobs: top alternatives wanted per emitted token, or None.
+        prompt_logprobs: top alternatives wanted per prompt token behind the first, or None.
         deadline_ms: milliseconds from now after which the stream may be dropped.
+        planted: an error on purpose; refused by services that were not started to allow it.
+        cache_salt: 64 bits; streams find one another's cached prefixes only where these are equal.
     """
 
     stream_id: int
@@ -60,7 +66,10 @@ class StreamOpen:
     sample_index: int = 0
     fork_of: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     deadline_ms: int = 600_000
+    planted: Plant = Plant.NONE
+    cache_salt: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,12 +128,15 @@ class ProposeBatch:
     Attributes:
         slots: [n] u8 slots wanted (0: only bring the KV up to date).
         deadlines_ms: [n] u16, time after which the draft returns what is finished; 0 = none.
+        least_survivals: [n] u16, in 65,535ths: the draft stops before a slot, other than the first, that it gives less
+            than this chance of being accepted together with all slots before it; 0 = never.
         features: of the target, at committed positions; only for drafts that ask for them.
     """
 
     items: Items
     slots: U8
     deadlines_ms: U16
+    least_survivals: U16
     opens: tuple[StreamOpen, ...] = ()
     closed: U64 = field(default_factory=lambda: np.empty(0, np.uint64))
     features: Features = NO_FEATURES
@@ -163,6 +175,21 @@ class Timings:
     step_tokens: int = 0
 
 
+class Note(NamedTuple):
+    """What a service did for a stream since its last answer, beside answering.
+
+    Attributes:
+        prefix_tokens: tokens of the prompt whose KV was found when the stream was taken in.
+        preemptions: times that the stream lost its KV to another one.
+    """
+
+    prefix_tokens: int = 0
+    preemptions: int = 0
+
+
+NO_NOTE = Note()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replies:
     """The columns every response item has: the echo that compare-and-set needs, and what the service holds.
@@ -172,6 +199,7 @@ class Replies:
         statuses: [n] u8, values of `Status`.
         cached_lengths: [n] u32 tokens whose KV the service holds and can cut to.
         errors: item index -> message, for items whose status is not OK.
+        notes: item index -> note, for the few items that have one.
     """
 
     stream_ids: U64
@@ -180,6 +208,7 @@ class Replies:
     statuses: U8
     cached_lengths: U32
     errors: dict[int, str] = field(default_factory=dict)
+    notes: dict[int, Note] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.stream_ids)
@@ -209,6 +238,8 @@ class VerdictBatch:
         bonus: [n] u32, token of the row behind the last verified slot; meaningful where the status is OK.
         dense_p: flat f32 rows [(slots_done + 1) x vocabulary] for dense streams, else empty.
         features: from the wanted position on; under the standard rule for all verified slots, accepted or not.
+        logprobs: of the rounds of streams that asked for them.
+        prompt_logprobs: of their prompts, with the round that begins at the prompt's end.
     """
 
     replies: Replies
@@ -220,6 +251,8 @@ class VerdictBatch:
     dense_p: F32
     timings: Timings = Timings()
     features: Features = NO_FEATURES
+    logprobs: Logprobs = NO_LOGPROBS
+    prompt_logprobs: Logprobs = NO_LOGPROBS
 
 
 _HASH_MULTIPLIER = 0x9E3779B97F4A7C15

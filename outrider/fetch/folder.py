@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 _INDEX = "model.safetensors.index.json"
+PICKLED = "pytorch_model.bin"
+"""Weights of many published EAGLE-3 heads, read by torch's loader of plain tensors; of no other model."""
 
 
 def missing_files(folder: Path) -> list[str]:
@@ -26,16 +29,25 @@ def missing_files(folder: Path) -> list[str]:
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether any tokenizer file lies in `folder`."""
-    return any((folder / name).is_file() for name in _TOKENIZER_FILES)
+    """Whether any tokenizer file lies in `folder`, or none is needed: a draft head speaks its target's ids."""
+    return any((folder / name).is_file() for name in _TOKENIZER_FILES) or is_head(read_json(folder / "config.json"))
+
+
+def is_head(config: Mapping[str, Any]) -> bool:
+    """Whether a `config.json`, or the hub's extract of one, describes an EAGLE-3 head."""
+    names = config.get("architectures") or ()
+    return config.get("speculators_model_type") == "eagle3" or any("eagle3" in name.lower() for name in names)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that `transformers` would load from `folder`."""
+    """The safetensors files that `transformers` would load from `folder`; of a head without any, its pickled ones."""
     if (folder / _INDEX).is_file():
         shards = set(read_json(folder / _INDEX).get("weight_map", {}).values())
         return sorted(folder / shard for shard in shards if (folder / shard).is_file())
-    return sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))
+    found = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))
+    if not found and (folder / PICKLED).is_file() and is_head(read_json(folder / "config.json")):
+        return [folder / PICKLED]
+    return found
 
 
 def weight_bytes(folder: Path) -> int:

@@ -21,7 +21,7 @@ from huggingface_hub import constants
 from outrider.errors import ModelUnavailable
 from outrider.fetch import child, hub_errors
 from outrider.fetch.cache import existing_parent, free_bytes, require_room
-from outrider.fetch.folder import has_tokenizer, missing_files, read_json
+from outrider.fetch.folder import PICKLED, has_tokenizer, is_head, missing_files, read_json
 from outrider.fetch.reporter import Plan, Progress, Reporter
 
 # The library would tell the hub what runs it, and ask for a list to know that by; Outrider sends no telemetry.
@@ -59,6 +59,7 @@ class Repository:
         gated: Whether its terms have to be accepted before it can be fetched.
         download_bytes: Size of the wanted files.
         weight_bytes: Size of the weights among them; 0 when there are none that can be used.
+        pickled: Whether the weights are those of a draft head that is published as `PICKLED` alone.
     """
 
     model_id: str
@@ -67,6 +68,7 @@ class Repository:
     gated: bool
     download_bytes: int
     weight_bytes: int
+    pickled: bool = False
 
 
 def cache_folder() -> Path:
@@ -172,7 +174,12 @@ def _run_download(
     repository: Repository, revision: str | None, blobs: Path, reporter: Reporter, *, remote_code: bool
 ) -> Path:
     answer: dict[str, str] = {}
-    arguments = {"model_id": repository.model_id, "revision": revision, "remote_code": remote_code}
+    arguments = {
+        "model_id": repository.model_id,
+        "revision": revision,
+        "remote_code": remote_code,
+        "pickled": repository.pickled,
+    }
     before = _size(blobs)
     total = max(repository.download_bytes, before)
     task = f"downloading {repository.model_id}"
@@ -192,7 +199,12 @@ def _run_download(
 
 
 def _repository(model_id: str, info: Any) -> Repository:
-    sizes = {file.rfilename: file.size or 0 for file in info.siblings or () if _wanted(file.rfilename)}
+    everything = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    sizes = {name: size for name, size in everything.items() if _wanted(name)}
+    weights = {name: size for name, size in sizes.items() if name.endswith(".safetensors")}
+    pickled = not weights and PICKLED in everything and is_head(info.config or {})
+    if pickled:
+        sizes[PICKLED] = weights[PICKLED] = everything[PICKLED]
     card = info.card_data.to_dict() if info.card_data is not None else {}
     licence = card.get("license_name") or card.get("license") or "unknown"
     return Repository(
@@ -201,7 +213,8 @@ def _repository(model_id: str, info: Any) -> Repository:
         licence=licence if isinstance(licence, str) else ", ".join(licence),
         gated=bool(info.gated),
         download_bytes=sum(sizes.values()),
-        weight_bytes=sum(size for name, size in sizes.items() if name.endswith(".safetensors")),
+        weight_bytes=sum(weights.values()),
+        pickled=pickled,
     )
 
 
@@ -227,10 +240,10 @@ def _explain(error: BaseException, model_id: str, revision: str | None) -> str:
 def _main(arguments: dict[str, Any]) -> int:
     """The child's side: one JSON line with the folder, or with the reason why there is none."""
     model_id, revision = arguments["model_id"], arguments["revision"]
-    code = _SOURCE_CODE if arguments["remote_code"] else ()
+    more = (*(_SOURCE_CODE if arguments["remote_code"] else ()), *([PICKLED] if arguments["pickled"] else ()))
     try:
         folder = huggingface_hub.snapshot_download(
-            model_id, revision=revision, allow_patterns=[*WANTED, *code], ignore_patterns=list(UNWANTED)
+            model_id, revision=revision, allow_patterns=[*WANTED, *more], ignore_patterns=list(UNWANTED)
         )
         answer = {"folder": folder}
     except Exception as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from outrider.errors import InvalidArgument
 
-_QUERY = "index,uuid,name,memory.free,memory.total"
+_QUERY = "index,uuid,name,memory.free,memory.total,driver_version"
 _MIB = 1024 * 1024
 
 
@@ -22,6 +22,7 @@ class Card:
     name: str
     free_bytes: int
     total_bytes: int
+    driver: str = ""
 
 
 def cards() -> tuple[Card, ...]:
@@ -34,8 +35,8 @@ def cards() -> tuple[Card, ...]:
         return ()
     found = []
     for line in answer.stdout.splitlines():
-        index, uuid, name, free, total = (field.strip() for field in line.split(","))
-        found.append(Card(int(index), uuid, name, int(free) * _MIB, int(total) * _MIB))
+        index, uuid, name, free, total, driver = (field.strip() for field in line.split(","))
+        found.append(Card(int(index), uuid, name, int(free) * _MIB, int(total) * _MIB, driver))
     return tuple(found)
 
 

@@ -17,7 +17,11 @@ from outrider.errors import Unavailable
 
 @dataclass(frozen=True, slots=True)
 class StackState:
-    """A running stack: process id of its `up`, addresses by part, process ids by part, folder of its logs."""
+    """A running stack: process id of its `up`, addresses by part, process ids by part, folder of its logs.
+
+    Attributes:
+        certfile, keyfile: of the API's TLS, or None for plain text.
+    """
 
     pid: int
     http: str
@@ -27,6 +31,8 @@ class StackState:
     model: str
     logs: str
     parts: Mapping[str, int]
+    certfile: str | None = None
+    keyfile: str | None = None
 
 
 def state_file(cache: Path) -> Path:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from outrider.errors import InvalidArgument
 from outrider.rpc.columns import F32, U8, U16, U32, U64, read, total, write
 from outrider.rpc.feature_codec import features_from, features_from_pb, features_to_pb, request_to_pb
+from outrider.rpc.logprob_codec import logprobs_from_pb, logprobs_to_pb
 from outrider.rpc.parts_codec import (
     items_from_pb,
     items_to_pb,
@@ -55,6 +56,7 @@ def propose_to_pb(batch: ProposeBatch) -> draft_pb2.ProposeRequest:
         items=items_to_pb(batch.items),
         slots=write(batch.slots, U8),
         deadlines_ms=write(batch.deadlines_ms, U16),
+        least_survivals=write(batch.least_survivals, U16) if batch.least_survivals.any() else b"",
         features=features_to_pb(batch.features),
     )
 
@@ -70,6 +72,9 @@ def propose_from_pb(message: draft_pb2.ProposeRequest, limits: Limits) -> Reques
         items=items,
         slots=read("slots", message.slots, U8, len(items)),
         deadlines_ms=read("deadlines_ms", message.deadlines_ms, U16, len(items)),
+        least_survivals=read("least_survivals", message.least_survivals, U16, len(items))
+        if message.least_survivals
+        else np.zeros(len(items), np.uint16),
         opens=opens,
         closed=read("closed_stream_ids", message.closed_stream_ids, U64),
         features=features_from_pb(message.features),
@@ -138,6 +143,8 @@ def verdict_to_pb(batch: VerdictBatch) -> target_pb2.VerifyResponse:
         dense_p=write(batch.dense_p, F32),
         timings=timings_to_pb(batch.timings),
         features=features_to_pb(batch.features),
+        logprobs=logprobs_to_pb(batch.logprobs),
+        prompt_logprobs=logprobs_to_pb(batch.prompt_logprobs),
     )
 
 
@@ -159,6 +166,8 @@ def verdict_from_pb(message: target_pb2.VerifyResponse) -> VerdictBatch:
         dense_p=read("dense_p", message.dense_p, F32),
         timings=timings_from_pb(message.timings),
         features=features_from_pb(message.features),
+        logprobs=logprobs_from_pb(message.logprobs, "logprobs"),
+        prompt_logprobs=logprobs_from_pb(message.prompt_logprobs, "prompt_logprobs"),
     )
 
 

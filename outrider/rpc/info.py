@@ -28,6 +28,9 @@ class Serving(NamedTuple):
         max_slots: drafted slots per item.
         open_streams: streams held.
         kv_blocks_used, kv_blocks_total: of the pool.
+        allow_planted_errors: whether streams may ask for errors on purpose.
+        preemptions: streams that lost their KV to an older one, since the start.
+        prefix_tokens_asked, prefix_tokens_found: looked for among cached prefixes, and found, since the start.
     """
 
     max_model_len: int
@@ -37,6 +40,10 @@ class Serving(NamedTuple):
     open_streams: int = 0
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
+    allow_planted_errors: bool = False
+    preemptions: int = 0
+    prefix_tokens_asked: int = 0
+    prefix_tokens_found: int = 0
 
 
 def new_instance_id() -> str:
@@ -59,6 +66,10 @@ def base_info(instance_id: str, serving: Serving) -> ServiceInfo:
         open_streams=serving.open_streams,
         kv_blocks_used=serving.kv_blocks_used,
         kv_blocks_total=serving.kv_blocks_total,
+        allow_planted_errors=serving.allow_planted_errors,
+        preemptions=serving.preemptions,
+        prefix_tokens_asked=serving.prefix_tokens_asked,
+        prefix_tokens_found=serving.prefix_tokens_found,
     )
 
 

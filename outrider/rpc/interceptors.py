@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from outrider.errors import OutriderError, Unavailable
+from outrider.errors import InvalidArgument, OutriderError, Unavailable
 from outrider.rpc.errors import abort
 
 logger = logging.getLogger(__name__)
@@ -36,8 +37,22 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
             if behaviour is not None:
                 wrapped = _wrap(method, behaviour)
                 make = getattr(grpc, f"{kind}_rpc_method_handler")
-                return make(wrapped, handler.request_deserializer, handler.response_serializer)
+                return make(wrapped, _reader(handler.request_deserializer), handler.response_serializer)
         return handler
+
+
+def _reader(deserializer: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """Bytes that are no message are bad input, with a status that says so; gRPC itself makes INTERNAL of them."""
+    if deserializer is None:
+        return None
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserializer(data)
+        except DecodeError as error:
+            raise InvalidArgument("message", f"{len(data)} bytes that are no such message ({error})") from None
+
+    return read
 
 
 def _wrap(method: str, behaviour: Handler) -> Handler:

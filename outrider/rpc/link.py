@@ -17,8 +17,10 @@ from typing import Any, Generic
 
 import grpc
 
+from outrider.certs.names import authority
 from outrider.errors import InvalidArgument, Preempted, Unavailable
 from outrider.rpc.codec import Limits
+from outrider.rpc.credentials import check_client
 from outrider.rpc.hello import Hello, HelloReply, hello_from_pb, hello_reply_to_pb, negotiate
 from outrider.rpc.options import LEASE_S
 from outrider.rpc.session import B, Link, LinkKind, R
@@ -111,6 +113,7 @@ class LinkHost(Generic[B, R]):
         Raises:
             OutriderError: the link ends with this error's status.
         """
+        check_client(context, authority("coordinator"))
         hello, version = await self._greet(requests)
         link = Link(self._kind, hello, self._credit)
         if previous := self._links.get(link.owner):

@@ -22,9 +22,10 @@ def merge(batches: list[T]) -> T:
 
 
 def _merge(parts: list[Any]) -> Any:
-    return type(parts[0])(
-        **{field.name: _merge_field([getattr(part, field.name) for part in parts], parts) for field in fields(parts[0])}
-    )
+    merged = {
+        field.name: _merge_field([getattr(part, field.name) for part in parts], parts) for field in fields(parts[0])
+    }
+    return type(parts[0])(**merged)
 
 
 def _merge_field(values: list[Any], parts: list[Any]) -> Any:
@@ -32,17 +33,19 @@ def _merge_field(values: list[Any], parts: list[Any]) -> Any:
     if isinstance(first, np.ndarray):
         return np.concatenate(values)
     if isinstance(first, Timings):
-        return values[-1]
+        # Credit that goes back after a step is a batch without one, and must not hide the step's times.
+        return next((timings for timings in reversed(values) if timings != Timings()), first)
     if is_dataclass(first):
         return _merge(values)
     assert isinstance(parts[0], Replies), f"no rule for merging {type(first)}"
-    return _shift_errors(parts)
+    return _shift(values, parts)
 
 
-def _shift_errors(parts: list[Replies]) -> dict[int, str]:
-    errors: dict[int, str] = {}
+def _shift(values: list[dict[int, Any]], parts: list[Replies]) -> dict[int, Any]:
+    """What is kept by item index."""
+    shifted: dict[int, Any] = {}
     before = 0
-    for part in parts:
-        errors.update({before + index: message for index, message in part.errors.items()})
+    for value, part in zip(values, parts, strict=True):
+        shifted.update({before + index: entry for index, entry in value.items()})
         before += len(part)
-    return errors
+    return shifted

@@ -22,6 +22,11 @@ RECONNECT_BACKOFF_MAX_MS = 1_000
 CONNECT_TIMEOUT_MS = 2_000
 """gRPC's defaults (20 s, 120 s) keep a recovered service away for many seconds."""
 
+MAX_CONNECTIONS = 1_024
+HANDSHAKE_TIMEOUT_MS = 10_000
+"""What a server bears: connections beyond the number are closed at once, and one that says nothing after this time,
+so that idle ones do not keep the places for ever (gRPC's defaults: no limit, 120 s)."""
+
 IDLE_BATCH_INTERVAL_S = 3.0
 """Either side of a link sends an empty batch when it has sent nothing for this long."""
 
@@ -89,6 +94,8 @@ def channel_options(limit: int = _LARGEST_MESSAGE) -> Options:
         ("grpc.initial_reconnect_backoff_ms", RECONNECT_BACKOFF_INITIAL_MS),
         ("grpc.min_reconnect_backoff_ms", CONNECT_TIMEOUT_MS),
         ("grpc.max_reconnect_backoff_ms", RECONNECT_BACKOFF_MAX_MS),
+        # A restarted container has another address; gRPC's default asks for it again after 30 s only.
+        ("grpc.dns_min_time_between_resolutions_ms", RECONNECT_BACKOFF_MAX_MS),
         # Addresses inside a cluster are never behind the proxy that http_proxy names.
         ("grpc.enable_http_proxy", 0),
         # Channels to one address must not share a connection: a link's flow control would hold up health checks.
@@ -101,6 +108,8 @@ def server_options(limit: int = _LARGEST_MESSAGE) -> Options:
     return [
         *_common(limit),
         ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        ("grpc.max_allowed_incoming_connections", MAX_CONNECTIONS),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_TIMEOUT_MS),
         # With port sharing a second server would start on the same port and take half of the calls.
         ("grpc.so_reuseport", 0),
     ]

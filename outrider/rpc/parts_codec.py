@@ -6,7 +6,7 @@ import numpy as np
 
 from outrider.errors import InvalidArgument, Status
 from outrider.rpc.columns import F32, U8, U16, U32, U64, read, total, write
-from outrider.seam import Items, Replies, Slots
+from outrider.seam import Items, Note, Replies, Slots
 from outrider.v1 import common_pb2
 
 _STATUSES = np.array(list(Status), np.uint8)
@@ -77,6 +77,10 @@ def replies_to_pb(replies: Replies) -> common_pb2.ReplyItems:
         statuses=write(replies.statuses, U8),
         cached_lengths=write(replies.cached_lengths, U32),
         errors=[common_pb2.ItemError(index=index, message=text) for index, text in replies.errors.items()],
+        notes=[
+            common_pb2.ItemNote(index=index, prefix_tokens=note.prefix_tokens, preemptions=note.preemptions)
+            for index, note in replies.notes.items()
+        ],
     )
 
 
@@ -93,4 +97,5 @@ def replies_from_pb(message: common_pb2.ReplyItems) -> Replies:
         statuses=statuses,
         cached_lengths=read("cached_lengths", message.cached_lengths, U32, n),
         errors={error.index: error.message for error in message.errors},
+        notes={note.index: Note(note.prefix_tokens, note.preemptions) for note in message.notes},
     )

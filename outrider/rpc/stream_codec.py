@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from outrider.errors import InvalidArgument
+from outrider.grammar import Grammar, GrammarKind
+from outrider.logprobs import MAX_LOGPROBS
+from outrider.planted import Plant
 from outrider.sampling import Form, Rule, SamplingParams
 from outrider.seam import StreamOpen
 from outrider.v1 import common_pb2 as pb
@@ -23,7 +26,7 @@ _SMALLEST_TOP_P = 1e-37  # what a float32 field still tells from 0, which top_p 
 _LARGEST_SAMPLE_INDEX = 65_535
 _DEFAULT_DEADLINE_MS = StreamOpen(stream_id=0, prompt_length=1, params=SamplingParams()).deadline_ms
 
-E = TypeVar("E", Rule, Form)
+E = TypeVar("E", Rule, Form, Plant)
 
 
 def params_to_pb(params: SamplingParams) -> pb.SamplingParams:
@@ -41,6 +44,8 @@ def params_to_pb(params: SamplingParams) -> pb.SamplingParams:
         min_tokens=params.min_tokens,
         stop_token_ids=params.stop_token_ids,
         max_tokens=params.max_tokens,
+        bad_words=[pb.TokenSequence(ids=word) for word in params.bad_words],
+        grammar=_grammar_to_pb(params.grammar),
     )
 
 
@@ -56,8 +61,31 @@ def params_from_pb(message: pb.SamplingParams) -> SamplingParams:
         allowed_token_ids=tuple(message.allowed_token_ids),
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
+        bad_words=tuple(tuple(word.ids) for word in message.bad_words),
+        grammar=grammar_from_pb(message),
         **given,
     )
+
+
+def _grammar_to_pb(grammar: Grammar | None) -> pb.Grammar | None:
+    if grammar is None:
+        return None
+    return pb.Grammar(kind=pb.GrammarKind.ValueType(grammar.kind), text=grammar.text)
+
+
+def grammar_from_pb(message: pb.SamplingParams) -> Grammar | None:
+    """The grammar of a stream or a request, if it has one.
+
+    Raises:
+        InvalidArgument: it is of no known kind, empty or too long.
+    """
+    if not message.HasField("grammar"):
+        return None
+    try:
+        kind = GrammarKind(message.grammar.kind)
+    except ValueError:
+        raise InvalidArgument("grammar", f"unknown kind {message.grammar.kind}") from None
+    return Grammar(kind, message.grammar.text)
 
 
 def open_to_pb(stream: StreamOpen) -> pb.StreamOpen:
@@ -74,7 +102,10 @@ def open_to_pb(stream: StreamOpen) -> pb.StreamOpen:
         gumbel_key=stream.gumbel_key,
         sample_index=stream.sample_index,
         logprobs=stream.logprobs,
+        prompt_logprobs=stream.prompt_logprobs,
         deadline_ms=stream.deadline_ms,
+        planted_error=pb.PlantedError.ValueType(stream.planted),
+        cache_salt=stream.cache_salt,
     )
 
 
@@ -98,9 +129,22 @@ def open_from_pb(message: pb.StreamOpen) -> StreamOpen:
         gumbel_key=message.gumbel_key,
         sample_index=message.sample_index,
         fork_of=message.fork_of if message.HasField("fork_of") else None,
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        logprobs=_tops(message, "logprobs"),
+        prompt_logprobs=_tops(message, "prompt_logprobs"),
         deadline_ms=message.deadline_ms or _DEFAULT_DEADLINE_MS,
+        planted=_enum("planted_error", message.planted_error, Plant.NONE),
+        cache_salt=message.cache_salt,
     )
+
+
+def _tops(message: pb.StreamOpen, name: str) -> int | None:
+    """How many alternatives are wanted, if any are."""
+    if not message.HasField(name):
+        return None
+    wanted: int = getattr(message, name)
+    if wanted > MAX_LOGPROBS:
+        raise InvalidArgument(name, f"must be at most {MAX_LOGPROBS}, got {wanted}")
+    return wanted
 
 
 def _enum(name: str, value: int, default: E) -> E:

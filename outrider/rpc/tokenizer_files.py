@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from outrider.dummy import LOAD_FORMAT
 from outrider.errors import ModelUnavailable
+from outrider.models import STUB_PREFIX
 from outrider.v1 import common_pb2
 
 Piece = common_pb2.GetTokenizerResponse
@@ -22,6 +24,13 @@ BYTE_TOKENIZER = "stub:bytes"
 """Stands for the built-in tokenizer of the stub models; there is no file behind it."""
 
 _PIECE_BYTES = 1 << 20
+
+
+def folder_of(model: str, load_format: str) -> Path | None:
+    """Where a model's tokenizer lies; None for the byte tokenizer, of stubs and of random weights that bring none."""
+    if model.startswith(STUB_PREFIX) or (load_format == LOAD_FORMAT and not (Path(model) / FILES[0]).is_file()):
+        return None
+    return Path(model)
 
 
 async def pieces(folder: Path | None) -> AsyncIterator[Piece]:

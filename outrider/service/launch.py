@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from outrider import models, phases
+from outrider import dummy, log_format, models, phases
 from outrider.engine.blas import pin_blas
-from outrider.errors import OutriderError
+from outrider.errors import InvalidArgument, OutriderError
+from outrider.local import devices
+from outrider.rpc.files import raise_file_limit
 from outrider.rpc.server import run
+from outrider.service import cards
 from outrider.service.config import Config
 from outrider.service.service import Service
 
@@ -22,25 +26,57 @@ def launch(role: models.Role, read: Callable[[list[str]], Config], make: Callabl
     )
     log = logging.getLogger(f"{role}_service")
     pin_blas()
+    raise_file_limit()
     try:
         config = read(sys.argv[1:])
+        check_token(os.environ)
+        given = cards.check(config.device, devices.cards() if config.device != "cpu" else (), os.environ)
     except OutriderError as error:
         log.error("%s", error)
         return 2
+    if config.log_format == log_format.JSON:
+        log_format.write_json(role)
+    if given is not None:
+        log.info("%s", given.line)
+        config = replace(config, device=given.device)
     phases.announce("resolve", config.model)
     try:
-        found = models.resolve(config.model, revision=config.revision, role=role, remote_code=config.trust_remote_code)
+        config = located(config, role)
     except OutriderError as error:
         log.error("%s", error)
         return 1
-    if found.folder is not None:
-        config = replace(
-            config,
-            model=found.path,
-            model_id=config.model_id or found.model_id,
-            revision=config.revision or found.revision or None,
-        )
     return run(_serve(make, config))
+
+
+def located(config: Config, role: models.Role) -> Config:
+    """The configuration with the model's folder on this machine, fetched if need be, in the place of its name.
+
+    Raises:
+        ModelUnavailable: it could not be had.
+    """
+    if config.load_format == dummy.LOAD_FORMAT:
+        found = dummy.resolve(config.model, role)
+    else:
+        found = models.resolve(config.model, revision=config.revision, role=role, remote_code=config.trust_remote_code)
+    if found.folder is None:
+        return config
+    return replace(
+        config,
+        model=found.path,
+        model_id=config.model_id or found.model_id,
+        revision=config.revision or found.revision or None,
+    )
+
+
+def check_token(environ: Mapping[str, str]) -> None:
+    """
+    Raises:
+        InvalidArgument: the hub's token is in a file that this user cannot read, as it is easily the case with a secret
+            that is mounted into a container.
+    """
+    path = environ.get("HF_TOKEN_PATH")
+    if path and os.path.exists(path) and not os.access(path, os.R_OK):
+        raise InvalidArgument("HF_TOKEN_PATH", f"{path} cannot be read by user {os.getuid()}, who runs this service")
 
 
 async def _serve(make: Callable[[Config], Service], config: Config) -> None:

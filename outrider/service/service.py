@@ -57,7 +57,7 @@ class Service:
         """`name` is the full name of the gRPC service.
 
         Raises:
-            OSError: a certificate cannot be read.
+            InvalidArgument: a certificate cannot be used.
         """
         self.config = config
         self._loop = asyncio.get_running_loop()
@@ -67,7 +67,7 @@ class Service:
             message_limit=message_limit(
                 max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len, max_slots=config.max_slots
             ),
-            credentials=server_credentials(config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs),
+            credentials=server_credentials(config.tls),
         )
         self._watch: asyncio.Task[None] | None = None
 
@@ -107,8 +107,16 @@ class Service:
         Raises:
             BaseException: what stopped the engine.
         """
-        await self._server.run_until_signal(self._servicer.links.drain, self.config.drain_s, self._failed)
+        await self._server.run_until_signal(self._servicer.links.drain, self.config.drain_seconds, self._failed)
         await self.close()
+
+    async def failure(self) -> None:
+        """Wait for what stops the engine; for hosts that own the signals themselves.
+
+        Raises:
+            BaseException: what stopped it.
+        """
+        await asyncio.shield(self._failed)
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Drain for up to `grace_s` seconds, then end everything."""

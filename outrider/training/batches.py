@@ -25,6 +25,8 @@ class Batch:
         answer: int64 [lessons, M].
         top_ids, top_probs: [lessons, M, K] the target's distribution that drew each answer token.
         greedy: bool [lessons] whether the answer is what greedy decoding gives.
+        texts: int64 [lessons, longest] prompts and answers.
+        prompts, lengths: int64 [lessons] tokens of the prompt, and of both.
     """
 
     features: Tensor
@@ -35,6 +37,9 @@ class Batch:
     top_ids: Tensor
     top_probs: Tensor
     greedy: Tensor
+    texts: Tensor
+    prompts: Tensor
+    lengths: Tensor
 
 
 def collate(lessons: Sequence[Lesson], device: torch.device) -> Batch:
@@ -45,7 +50,7 @@ def collate(lessons: Sequence[Lesson], device: torch.device) -> Batch:
     # The last two positions of an answer draft nothing that the target has judged.
     features = [one.features[: offset + row] for one, offset, row in zip(lessons, offsets, rows, strict=True)]
     next_ids = [one.ids[one.start + 1 :][: len(f)].long() for one, f in zip(lessons, features, strict=True)]
-    greedy = torch.tensor([bool((one.top_ids[:, 0] == a).all()) for one, a in zip(lessons, answers, strict=True)])
+    greedy = torch.tensor([_is_greedy(one, answer) for one, answer in zip(lessons, answers, strict=True)])
     padded = (
         pad_sequence(features, batch_first=True),
         pad_sequence(next_ids, batch_first=True),
@@ -55,8 +60,17 @@ def collate(lessons: Sequence[Lesson], device: torch.device) -> Batch:
         pad_sequence([one.top_ids for one in lessons], batch_first=True).long(),
         pad_sequence([one.top_probs for one in lessons], batch_first=True).float(),
         greedy,
+        pad_sequence([one.ids.long() for one in lessons], batch_first=True),
+        torch.tensor([one.prompt_tokens for one in lessons]),
+        torch.tensor([len(one.ids) for one in lessons]),
     )
     return Batch(*(tensor.to(device) for tensor in padded))
+
+
+def _is_greedy(one: Lesson, answer: Tensor) -> bool:
+    """Whether every token is a likeliest one; there may be several, for bfloat16 logits are often equal."""
+    likeliest = one.top_probs >= one.top_probs[:, :1]
+    return bool((likeliest & (one.top_ids == answer[:, None])).any(1).all())
 
 
 def batches(lessons: Sequence[Lesson], rows: int, drawn: random.Random, device: torch.device) -> Iterator[Batch]:

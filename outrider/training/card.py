@@ -8,6 +8,27 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
+class HeadShape:
+    """An EAGLE-3 head: its weights, the ids it can propose, the fused layers, positions of a prompt that it sees."""
+
+    parameters: int
+    draft_vocab: int
+    feature_layers: Sequence[int]
+    feature_window: int
+
+
+@dataclass(frozen=True, slots=True)
+class LmShape:
+    """A pruned model: its weights and its layers."""
+
+    parameters: int
+    layers: int
+
+
+Shape = HeadShape | LmShape
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What the card states.
 
@@ -20,10 +41,7 @@ class Facts:
         generating_s, training_s: Time both took on the machine.
         trained_tokens: Tokens trained on, repetitions counted.
         machine: In words.
-        parameters: Weights of the head.
-        draft_vocab: Ids it can propose.
-        feature_layers: Fused layers of the target.
-        feature_window: Positions of a prompt that it sees features of.
+        shape: Of the draft.
         curve: Evaluations so far: seconds, tokens, alpha and greedy per position.
     """
 
@@ -39,34 +57,17 @@ class Facts:
     training_s: float
     trained_tokens: int
     machine: str
-    parameters: int
-    draft_vocab: int
-    feature_layers: Sequence[int]
-    feature_window: int
+    shape: Shape
     curve: Sequence[Mapping[str, Any]]
 
 
 def card(facts: Facts) -> str:
     """The card as Markdown with the hub's front matter."""
-    layers = ", ".join(map(str, facts.feature_layers))
     kinds = ", ".join(f"{kind} {tokens:,}" for kind, tokens in sorted(facts.kinds.items(), key=lambda one: -one[1]))
     return f"""---
 license: {facts.licence}
 base_model: {facts.target}
-tags: [eagle3, speculative-decoding]
----
-
-# EAGLE-3 draft for {facts.target}
-
-A speculative-decoding head (EAGLE-3, arXiv 2503.01840) that drafts for `{facts.target}`, revision
-`{facts.revision}`. It is no language model of its own: it continues hidden states of the target.
-Made by `outrider train-draft`.
-
-| | |
-|---|---|
-| Weights | {facts.parameters:,}: one decoder layer; the embedding is the target's |
-| Features | inputs of the target's layers {layers}; of a prompt, the last {facts.feature_window} positions |
-| Ids it can propose | {facts.draft_vocab:,}, those that the target's distributions give most mass |
+{_opening(facts)}
 | Data | {facts.answers:,} answers of the target itself ({facts.tokens:,} tokens) to {facts.prompts} |
 | Sampling | temperatures 0, 0.7 and 1; seed {facts.seed} |
 | Answer tokens by kind | {kinds} |
@@ -82,6 +83,38 @@ included.
 
 {table(facts.curve)}
 """
+
+
+def _opening(facts: Facts) -> str:
+    """The rest of the front matter, what the draft is, and its shape."""
+    shape = facts.shape
+    if isinstance(shape, LmShape):
+        return f"""tags: [speculative-decoding]
+---
+
+# Pruned draft for {facts.target}
+
+`{facts.target}`, revision `{facts.revision}`, with {shape.layers} of its layers, distilled on the distributions of the
+whole model to draft for it in speculative decoding. Made by `outrider train-draft --kind lm`.
+
+| | |
+|---|---|
+| Weights | {shape.parameters:,}; embedding and output matrix are the target's, unchanged |"""
+    layers = ", ".join(map(str, shape.feature_layers))
+    return f"""tags: [eagle3, speculative-decoding]
+---
+
+# EAGLE-3 draft for {facts.target}
+
+A speculative-decoding head (EAGLE-3, arXiv 2503.01840) that drafts for `{facts.target}`, revision
+`{facts.revision}`. It is no language model of its own: it continues hidden states of the target.
+Made by `outrider train-draft`. Two of its matrices (`midlayer.embed_proj`, `carry`) are not in the published layout.
+
+| | |
+|---|---|
+| Weights | {shape.parameters:,}: one decoder layer; the embedding is the target's |
+| Features | inputs of the target's layers {layers}; of a prompt, the last {shape.feature_window} positions |
+| Ids it can propose | {shape.draft_vocab:,}, those that the target's distributions give most mass |"""
 
 
 def table(curve: Sequence[Mapping[str, Any]]) -> str:

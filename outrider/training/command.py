@@ -13,10 +13,10 @@ from outrider.console import Downloads, out
 from outrider.errors import InvalidArgument
 from outrider.fetch.cache import cache_root, free_bytes
 from outrider.fetch.reporter import megabytes
-from outrider.training.plan import Budget, Estimate, Stage
+from outrider.training.plan import Budget, Estimate, Kind, Stage
 
 if TYPE_CHECKING:  # torch is an extra, and takes seconds to import
-    from outrider.training.train import Report
+    from outrider.training.loop import Report
 
 _RESERVE_BYTES = 2_000_000_000
 
@@ -43,13 +43,17 @@ def train_draft(
     ] = Stage.BOTH,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what the work folder holds.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of prompts, draws, weights and order.")] = 0,
-    draft_vocab: Annotated[int, typer.Option(help="Ids that the draft can propose.")] = 8192,
+    draft_vocab: Annotated[int, typer.Option(help="Ids that a head can propose.")] = 8192,
+    kind: Annotated[
+        Kind, typer.Option(help="eagle3: a head on the target's features; lm: a copy of the target, few layers deep.")
+    ] = Kind.EAGLE3,
+    layers: Annotated[int, typer.Option(min=1, help="Layers that --kind lm keeps.")] = 6,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     threads: Annotated[int | None, typer.Option(help="CPU threads; unset: all cores.")] = None,
 ) -> None:
-    """Train an EAGLE-3 draft from a target alone, on the target's own answers.
+    """Train a draft from a target alone, on the target's own answers.
 
-    Interrupt it at any time; --resume goes on. Other kinds of drafts are not built.
+    Interrupt it at any time; --resume goes on.
     """
     if (hours is None) == (tokens is None):
         raise InvalidArgument("hours", "and --tokens: give one of the two")
@@ -73,6 +77,8 @@ def train_draft(
         budget=Budget(hours, tokens, stage),
         seed=seed,
         draft_vocab=draft_vocab,
+        kind=kind,
+        layers=layers,
         device=device,
         resume=resume,
     )

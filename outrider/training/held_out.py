@@ -11,7 +11,13 @@ from outrider.training.batches import collate
 from outrider.training.teacher import Lesson
 from outrider.training.unroll import Unroll
 
+_EVERY = 16
 _LESSONS_AT_ONCE = 8
+
+
+def is_held_out(index: int) -> bool:
+    """Whether the lesson at this place of its shard is never trained on."""
+    return index % _EVERY == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,6 @@ from outrider.training.store import Store
 WINDOW = 256
 """Positions the head's attention looks back: what it has seen in training, whatever the length of the stream."""
 
-_FITTED_ROWS = 20_000
-_RIDGE = 0.01
 _QUIET = 0.3  # initial size of what the layer adds to its residual
 
 
@@ -42,6 +40,7 @@ def head_config(target: Any, fused: tuple[int, ...], draft_vocab: int) -> Eagle3
         norm_eps=getattr(text, "rms_norm_eps", 1e-6),
         rope_theta=rope.get("rope_theta", 10000.0),
         window=WINDOW,
+        direct=True,
     )
 
 
@@ -86,28 +85,3 @@ def initial_head(
                 head.norm.weight.copy_(output_norm.float())
     head.target_ids = target_ids
     return head
-
-
-def fit_fusion(head: Eagle3Head, store: Store, scale: Tensor) -> None:
-    """Sets `fc` to the least-squares guess of the high feature of the next position from the features of this one.
-
-    So the residual stream starts where the target's own output matrix can read it; minutes of training are saved.
-    """
-    width = head.config.target_hidden
-    if width != head.config.hidden:
-        return
-    inputs, outputs, rows = [], [], 0
-    for path in store.shards():
-        for one in store.read(path):
-            answered = one.features[-len(one.top_ids) :].float()
-            inputs.append(answered[:-1] * scale)
-            outputs.append(answered[1:, -width:])
-            rows += len(answered)
-        if rows > _FITTED_ROWS:
-            break
-    x, y = torch.cat(inputs), torch.cat(outputs)
-    y = y / y.square().mean().sqrt()
-    gram = x.T @ x
-    gram.diagonal().add_(_RIDGE * len(x))
-    with torch.no_grad():
-        head.fc.weight.copy_(torch.linalg.solve(gram, x.T @ y).T)

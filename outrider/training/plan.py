@@ -22,6 +22,13 @@ class Stage(StrEnum):
     TRAINING = "training"
 
 
+class Kind(StrEnum):
+    """What a run trains: a head on the target's features, or a pruned copy of the target."""
+
+    EAGLE3 = "eagle3"
+    LM = "lm"
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """How much may be spent, in one of two forms.

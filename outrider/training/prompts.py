@@ -1,8 +1,12 @@
 """Prompts to train on: the built-in set, or a file of one's own.
 
 The built-in set covers multi-turn chat, translation, summaries, questions, word problems and questions over passages.
-Prompts about texts need texts: the target's earlier answers to the set's writing prompts serve as those, and its
-earlier chat answers are continued. Prompt i of batch b depends on the seed, b, i and the earlier answers only.
+Every other batch is imagined: the target, given the template up to where a user's turn begins, writes that turn itself
+(Xu et al. 2406.08464). Such prompts are as varied as what the target was tuned on, which no set of frames is: a draft
+trained on frames alone is accepted far more often on other prompts of the same frames than on those of a benchmark.
+
+Prompts about texts need texts: the target's longer answers serve as those, and its earlier chat answers are continued.
+Prompt i of batch b depends on the seed, b, i and the earlier answers only.
 """
 
 from __future__ import annotations
@@ -19,21 +23,26 @@ from outrider.training import material as m
 Message = dict[str, str]
 
 # Batches by kind: each batch has one, so that its prompts and answers are of similar length.
-CYCLE = (
-    "writing",
-    "chat",
-    "maths",
-    "translation",
-    "questions",
-    "summary",
-    "passages",
-    "follow_up",
-    "maths",
-    "translation",
-    "chat",
-    "summary",
-    "passages",
-    "questions",
+IMAGINED = "imagined"
+CYCLE = tuple(
+    kind
+    for framed in (
+        "writing",
+        "chat",
+        "maths",
+        "translation",
+        "questions",
+        "summary",
+        "passages",
+        "follow_up",
+        "maths",
+        "translation",
+        "chat",
+        "summary",
+        "passages",
+        "questions",
+    )
+    for kind in (framed, IMAGINED)
 )
 _MOST_TEXTS = 4000
 
@@ -48,16 +57,17 @@ class Prompt:
 
 @dataclass(slots=True)
 class Library:
-    """Earlier answers that later prompts build on."""
+    """Earlier answers that later prompts build on, and the users' turns that the target imagined for the next batch."""
 
     texts: list[str] = field(default_factory=list)
     chats: list[tuple[Message, ...]] = field(default_factory=list)
+    imagined: list[str] = field(default_factory=list)
 
     def add(self, prompt: Prompt, answer: str) -> None:
         """Keeps an answer if a later prompt can use it."""
-        if prompt.kind == "writing" and len(answer) > 300 and len(self.texts) < _MOST_TEXTS:
+        if prompt.kind in ("writing", IMAGINED) and len(answer) > 300 and len(self.texts) < _MOST_TEXTS:
             self.texts.append(answer.strip())
-        elif prompt.kind in ("chat", "maths") and len(prompt.messages) == 1 and len(self.chats) < _MOST_TEXTS:
+        elif prompt.kind in ("chat", "maths", IMAGINED) and len(prompt.messages) == 1 and len(self.chats) < _MOST_TEXTS:
             self.chats.append((*prompt.messages, {"role": "assistant", "content": answer}))
 
 
@@ -77,9 +87,17 @@ class BuiltinPrompts:
             "follow_up": _follow_up,
         }
 
+    def kind(self, number: int) -> str:
+        """What a batch asks."""
+        return CYCLE[number % len(CYCLE)]
+
     def batch(self, number: int, size: int, library: Library) -> list[Prompt]:
         """The prompts of one batch; the first batches, without texts to build on, are writing and chat."""
-        kind = CYCLE[number % len(CYCLE)]
+        kind = self.kind(number)
+        if kind == IMAGINED and library.imagined:
+            return [Prompt(_user(text), IMAGINED) for text in library.imagined[:size]]
+        if kind == IMAGINED:
+            kind = "chat"
         if kind in ("summary", "passages") and not library.texts:
             kind = "writing"
         if kind == "follow_up" and not library.chats:
@@ -104,6 +122,10 @@ class FilePrompts:
         if not self._prompts:
             raise InvalidArgument("prompts", f"{path} holds no prompts")
         random.Random(seed).shuffle(self._prompts)
+
+    def kind(self, number: int) -> str:
+        """What a batch asks: what the file does."""
+        return "file"
 
     def batch(self, number: int, size: int, library: Library) -> list[Prompt]:
         """The next prompts; after the last, the first again (other temperatures and draws make other answers)."""

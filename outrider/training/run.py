@@ -16,31 +16,33 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoTokenizer
 
-from outrider.engine.eagle3_checkpoint import save
 from outrider.errors import InvalidArgument
 from outrider.models import ResolvedModel
 from outrider.training.batches import batches
-from outrider.training.card import Facts, card
+from outrider.training.card import Facts, HeadShape, LmShape, Shape, card
+from outrider.training.fit import fit_start, fitting_rows
 from outrider.training.flight import Asked
 from outrider.training.generate import GenerationPlan, generate, render, stop_ids_of
 from outrider.training.initial import (
     feature_layers,
     feature_scale,
-    fit_fusion,
     frequent_ids,
     head_config,
     initial_head,
 )
-from outrider.training.plan import Budget, Estimate, Speed, Stage, estimate
+from outrider.training.loop import Report, Trainer, TrainingPlan, held_out_lessons
+from outrider.training.plan import Budget, Estimate, Kind, Speed, Stage, estimate
 from outrider.training.prompts import BuiltinPrompts, FilePrompts, Library, Prompts
+from outrider.training.pruned import LmTrainer, pruned
 from outrider.training.store import Store
 from outrider.training.teacher import FEATURE_WINDOW, Teacher
-from outrider.training.train import Report, Trainer, TrainingPlan, held_out_lessons
+from outrider.training.train import HeadTrainer
 
 _TRIAL_PROMPTS = 24
 _TRIAL_TOKENS = 24
 _STATE = "run.json"
 _TRAINER = "trainer.pt"
+_LM_TRAINER = "lm-trainer.pt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,9 @@ class Options:
         prompts: File of prompts; unset means the built-in set.
         budget: How much to spend.
         seed: Of everything.
-        draft_vocab: Ids the head can propose.
+        draft_vocab: Ids a head can propose.
+        kind: What is trained: a head on the target's features, or a pruned copy of the target.
+        layers: Of a pruned copy.
         device: Torch device.
         resume: Whether to go on with what `work` holds.
     """
@@ -66,6 +70,8 @@ class Options:
     budget: Budget
     seed: int = 0
     draft_vocab: int = 8192
+    kind: Kind = Kind.EAGLE3
+    layers: int = 6
     device: str = "cpu"
     resume: bool = False
 
@@ -123,8 +129,9 @@ class Run:
         prompts: Prompts = (
             FilePrompts(options.prompts, options.seed) if options.prompts else BuiltinPrompts(options.seed)
         )
-        self._events.planned(estimate(options.budget, self._trial(teacher, tokenizer, prompts)))
         stage = options.budget.stage
+        if stage is not Stage.TRAINING or not self._checkpoint.exists():  # going on takes no new estimate
+            self._events.planned(estimate(options.budget, self._trial(teacher, tokenizer, prompts)))
         if stage is not Stage.TRAINING:
             self._answer(teacher, tokenizer, prompts)
         if stage is Stage.ANSWERS:
@@ -135,7 +142,7 @@ class Run:
         self._train(trainer)
         if stage is Stage.TRAINING:  # another process may have answered meanwhile
             self._generating_s = self._open()
-        save(trainer.finished(), options.out, target=options.target.model_id)
+        trainer.finish(options.out, options.target.model_id)
         (options.out / "README.md").write_text(card(self._facts(trainer)), encoding="utf-8")
 
     def _answer(self, teacher: Teacher, tokenizer: Any, prompts: Prompts) -> None:
@@ -154,7 +161,7 @@ class Run:
                 return
 
     def _train(self, trainer: Trainer) -> None:
-        budget, path = self._options.budget, self._options.work / _TRAINER
+        budget, path = self._options.budget, self._checkpoint
 
         def progress() -> float:
             share = budget.trained(self._generating_s, trainer.seconds, trainer.tokens)
@@ -171,22 +178,27 @@ class Run:
 
     def _trainer(self, teacher: Teacher) -> Trainer:
         options, plan = self._options, self._training
+        if options.kind is Kind.LM:
+            device, path = torch.device(options.device), self._checkpoint
+            if path.exists():
+                return LmTrainer.restore(path, options.target.path, plan, device)
+            return LmTrainer(pruned(options.target.path, options.layers), options.target.path, plan, device)
         table = teacher.network.get_input_embeddings().weight.detach()
 
         def embed(ids: Tensor) -> Tensor:
             return F.embedding(ids, table)
 
-        device, path = torch.device(options.device), options.work / _TRAINER
+        device, path = torch.device(options.device), self._checkpoint
         if path.exists():
-            return Trainer.restore(path, embed, plan, device)
+            return HeadTrainer.restore(path, embed, plan, device)
         ids = frequent_ids(self._store, options.draft_vocab, table.shape[0])
         config = head_config(teacher.network.config, teacher.layers, len(ids))
         output = teacher.network.get_output_embeddings().weight.detach().cpu()
         norm = getattr(teacher.network.get_decoder(), "norm", None)
         head = initial_head(config, ids, output, None if norm is None else norm.weight.detach().cpu(), options.seed)
         scale = feature_scale(self._store)
-        fit_fusion(head, self._store, scale)
-        return Trainer(head, embed, scale, plan, device)
+        fit_start(head, embed, scale, fitting_rows(self._store, teacher))
+        return HeadTrainer(head, embed, scale, plan, device)
 
     def _trial(self, teacher: Teacher, tokenizer: Any, prompts: Prompts) -> Speed:
         """Answers and trains for some seconds; what it makes is thrown away."""
@@ -200,16 +212,26 @@ class Run:
         )
         generated_per_s = sum(len(one.top_ids) for one in lessons) / (time.monotonic() - began)
         device = torch.device(self._options.device)
-        table = teacher.network.get_input_embeddings().weight.detach()
-        config = head_config(teacher.network.config, teacher.layers, min(self._options.draft_vocab, table.shape[0]))
-        head = initial_head(config, torch.arange(config.draft_vocab), table.cpu(), None, self._options.seed)
-        scale = torch.ones(head.fc.in_features)
-        trainer = Trainer(head, lambda ids: F.embedding(ids, table), scale, self._training, device)
+        trainer = self._untrained(teacher, device)
         speeds = [trainer.speed(batch) for batch in batches(lessons, self._training.rows, random.Random(0), device)]
         sizes = [one.features.numel() * 2 + one.top_ids.numel() * 6 for one in lessons]
         answered = sum(len(one.top_ids) for one in lessons)
         # The trial's answers are short, and a prompt's features weigh as much as a longer answer's.
         return Speed(generated_per_s, max(speeds), sum(sizes) / answered / 2)
+
+    def _untrained(self, teacher: Teacher, device: torch.device) -> Trainer:
+        """As large as what is to be trained."""
+        options, plan = self._options, self._training
+        if options.kind is Kind.LM:
+            return LmTrainer(pruned(options.target.path, options.layers), options.target.path, plan, device)
+        table = teacher.network.get_input_embeddings().weight.detach()
+        config = head_config(teacher.network.config, teacher.layers, min(options.draft_vocab, table.shape[0]))
+        head = initial_head(config, torch.arange(config.draft_vocab), table.cpu(), None, options.seed)
+        return HeadTrainer(head, lambda ids: F.embedding(ids, table), torch.ones(head.fc.in_features), plan, device)
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self._options.work / (_TRAINER if self._options.kind is Kind.EAGLE3 else _LM_TRAINER)
 
     def _open(self) -> float:
         path = self._options.work / _STATE
@@ -234,7 +256,7 @@ class Run:
         (self._options.work / _STATE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
 
     def _facts(self, trainer: Trainer) -> Facts:
-        options, config = self._options, trainer.head.config
+        options = self._options
         shards = [self._store.info(path) for path in self._store.shards()]
         kinds: Counter[str] = Counter()
         for shard in shards:
@@ -252,10 +274,7 @@ class Run:
             training_s=trainer.seconds,
             trained_tokens=trainer.tokens,
             machine=_machine(options.device),
-            parameters=config.parameters,
-            draft_vocab=config.draft_vocab,
-            feature_layers=config.feature_layers,
-            feature_window=FEATURE_WINDOW,
+            shape=_shape(trainer),
             curve=trainer.curve,
         )
 
@@ -265,6 +284,14 @@ def _teacher(options: Options) -> Teacher:
     text = config.get("text_config", config)
     dtype = torch.bfloat16 if config.get("dtype", config.get("torch_dtype")) != "float32" else torch.float32
     return Teacher.load(options.target.path, feature_layers(text["num_hidden_layers"]), dtype, options.device)
+
+
+def _shape(trainer: Trainer) -> Shape:
+    if isinstance(trainer, HeadTrainer):
+        config = trainer.head.config
+        return HeadShape(config.parameters, config.draft_vocab, config.feature_layers, FEATURE_WINDOW)
+    assert isinstance(trainer, LmTrainer)
+    return LmShape(trainer.parameters, trainer.layers)
 
 
 def _machine(device: str) -> str:

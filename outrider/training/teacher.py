@@ -124,6 +124,24 @@ class Teacher:
             top_probs=(top.values - logits.logsumexp(-1, keepdim=True)).exp().half().cpu(),
         )
 
+    @torch.inference_mode()
+    def finish(self, one: Lesson) -> Tensor:
+        """[tokens - start, hidden]: what the output matrix reads at each position that has a feature.
+
+        Only the layers from the highest feature on run once more. They see nothing before `start`, as the draft.
+        """
+        decoder, device = self.network.get_decoder(), self.network.device
+        layers = decoder.layers
+        high = one.features[:, -(one.features.shape[1] // len(self.layers)) :].to(device, self.network.dtype)
+        positions = torch.arange(one.start, one.start + len(high), device=device)
+        decoder.layers = layers[self.layers[-1] :]
+        try:
+            out = decoder(inputs_embeds=high[None], position_ids=positions[None], use_cache=False)
+        finally:
+            decoder.layers = layers
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
     def _decode(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> Tensor:
         out = self.network.get_decoder()(
             input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, **{self._cache_argument: cache}

@@ -16,19 +16,18 @@ from torch import Tensor
 
 from outrider.engine.eagle3 import Eagle3Head
 from outrider.training.batches import Batch
+from outrider.training.loss import sparse_loss
 
 Embed = Callable[[Tensor], Tensor]
-
-_LEAST_MASS = 1e-6
 
 
 class Step(NamedTuple):
     """One unrolled step over the rows that reach it.
 
     Attributes:
-        loss: scalar, the mean over rows of the cross-entropy against the target.
+        loss: scalar, the mean over rows of the loss against the target.
         alpha: [rows] sum over ids of min(p, q) at temperature 1 (the target's likeliest ids only: a lower bound).
-        match: bool [rows] whether the likeliest id is the target's.
+        match: bool [rows] whether the likeliest id is the answer's; empty while gradients are recorded.
         lessons: int64 [rows] the lesson of each row.
         anchors: int64 [rows] the row of step 0 it stands on.
     """
@@ -59,16 +58,19 @@ class Unroll:
         self._draft_ids = torch.full((config.vocab,), -1, device=head.target_ids.device)
         self._draft_ids[head.target_ids] = torch.arange(config.draft_vocab, device=head.target_ids.device)
 
-    def __call__(self, batch: Batch, steps: int, thinning: float = 1.0) -> list[Step]:
+    def __call__(self, batch: Batch, steps: int, thinning: float = 1.0, acceptance_share: float = 0.0) -> list[Step]:
         """Unrolls a batch over `steps` steps.
 
         Args:
             batch: The batch.
             steps: Drafted positions.
-            thinning: Share of the rows that go on from each step to the next, at random. Positions far out are
-                reached by few rounds in serving, so most of the work goes to the first ones.
+            thinning: Share of the lessons that go on from each step to the next, at random. Positions far out are
+                reached by few rounds in serving, so most of the work goes to the first ones; whole lessons, because
+                attention is computed for whole ones.
+            acceptance_share: See `sparse_loss`.
         """
         head = self._head
+        weight = head.lm_head.weight
         device = batch.rows.device
         width = int(batch.rows.max())
         index = torch.arange(width, device=device)
@@ -85,34 +87,23 @@ class Unroll:
             if step:
                 kept = anchors < batch.rows[lessons] - step
                 if thinning < 1:
-                    kept &= torch.rand(len(kept), device=device) < thinning
+                    kept &= keys.thin(thinning)[lessons]
                 if not kept.any():
                     break
-                lessons, anchors, hidden = lessons[kept], anchors[kept], hidden[kept]
+                lessons, anchors, hidden = lessons[kept], anchors[kept], head.carry(hidden[kept])
                 keys.keep(kept)
             keys.rows = lessons, anchors
             tokens = batch.answer[lessons, anchors + step]
             positions = batch.offsets[lessons] + anchors + step
             hidden = head(self._embed(tokens), hidden, positions, keys.attend)
             target = lessons, anchors + step + 1
-            scored = self._score(head.logits(hidden), batch.top_ids[target], batch.top_probs[target])
-            done.append(Step(*scored, lessons, anchors))
+            top_ids, normed = batch.top_ids[target], head.norm(hidden)
+            weight = weight.to(normed.dtype)
+            ids, p = self._draft_ids[top_ids], batch.top_probs[target]
+            loss, alpha, likeliest = sparse_loss(normed, weight, ids, p, acceptance_share)
+            match = head.target_ids[likeliest] == batch.answer[target][: len(likeliest)]
+            done.append(Step(loss, alpha, match, lessons, anchors))
         return done
-
-    def _score(self, logits: Tensor, top_ids: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, alpha and match of rows; ids behind the kept ones are one outcome, the rest."""
-        logits = logits.float()
-        ids = self._draft_ids[top_ids]
-        known = ids >= 0
-        log_q = logits.gather(1, ids.clamp(min=0)) - logits.logsumexp(1, keepdim=True)
-        q = log_q.exp() * known
-        rest_p = (1 - p.sum(1)).clamp(min=0)
-        rest_q = (1 - q.sum(1)).clamp(min=_LEAST_MASS)
-        loss = -((p * log_q * known).sum(1) + rest_p * rest_q.log()).mean()
-        with torch.no_grad():
-            alpha = torch.minimum(p, q).sum(1)
-            match = self._head.target_ids[logits.argmax(1)] == top_ids[:, 0]
-        return loss, alpha, match
 
 
 class _Keys:
@@ -129,6 +120,8 @@ class _Keys:
             visible &= place > row - window
         self._visible = visible
         self._offsets = batch.offsets
+        self._alive: Tensor = torch.arange(self._lessons, device=batch.rows.device)
+        self._seat = self._alive
         self._first: tuple[Tensor, Tensor] | None = None
         self._chain: list[tuple[Tensor, Tensor]] = []
         self.rows: tuple[Tensor, Tensor]
@@ -137,6 +130,17 @@ class _Keys:
         """Takes the keys of positions in prompts, which attend to nothing themselves."""
         self._prompts = places
         self._prompt_states = key, value
+
+    def thin(self, share: float) -> Tensor:
+        """bool [lessons] which lessons go on: a share of those that do, at random, one at least."""
+        count = max(1, round(share * len(self._alive)))
+        chosen = torch.randperm(len(self._alive), device=self._alive.device)[:count]
+        assert self._first is not None
+        self._alive, self._visible = self._alive[chosen], self._visible[chosen]
+        self._first = self._first[0][chosen], self._first[1][chosen]
+        self._seat = torch.full_like(self._seat, -1)
+        self._seat[self._alive] = torch.arange(count, device=self._alive.device)
+        return self._seat >= 0
 
     def keep(self, kept: Tensor) -> None:
         """Drops the chains of rows that end."""
@@ -148,13 +152,14 @@ class _Keys:
             self._first = self._scatter(key, 0), self._scatter(value, 1)
         else:
             self._chain.append((key, value))
-        lessons, anchors = self.rows
+        anchors = self.rows[1]
+        seats, count = self._seat[self.rows[0]], len(self._alive)
         rows, heads, width = query.shape
         group = heads // self._kv_heads
         keys, values = self._first
         # [lessons, kv_heads, width * group, head_dim]: the query heads of a KV head are more rows of it.
-        padded = query.new_zeros(self._lessons, self._width, self._kv_heads, group, width)
-        padded[lessons, anchors] = (query * width**-0.5).view(rows, self._kv_heads, group, width)
+        padded = query.new_zeros(count, self._width, self._kv_heads, group, width)
+        padded[seats, anchors] = (query * width**-0.5).view(rows, self._kv_heads, group, width)
         folded = padded.transpose(1, 2).flatten(2, 3)
         scores = (folded @ keys.transpose(2, 3)).float().unflatten(2, (self._width, group))
         scores = scores.masked_fill(~self._visible[:, None, :, None], float("-inf"))
@@ -163,13 +168,13 @@ class _Keys:
         else:
             grouped = query.view(rows, self._kv_heads, group, width) * width**-0.5
             own = torch.stack([(grouped * k[:, :, None]).sum(-1) for k, _ in self._chain], -1).float()
-            columns = scores.new_zeros(self._lessons, self._width, self._kv_heads, group, own.shape[-1])
-            columns[lessons, anchors] = own
+            columns = scores.new_zeros(count, self._width, self._kv_heads, group, own.shape[-1])
+            columns[seats, anchors] = own
             weights = torch.cat([scores, columns.transpose(1, 2)], -1).softmax(-1)
         out = weights[..., : self._length].to(values.dtype).flatten(2, 3) @ values
-        out = out.unflatten(2, (self._width, group)).transpose(1, 2)[lessons, anchors]
+        out = out.unflatten(2, (self._width, group)).transpose(1, 2)[seats, anchors]
         for number, (_, own_value) in enumerate(self._chain):
-            weight = weights[..., self._length + number].transpose(1, 2)[lessons, anchors]
+            weight = weights[..., self._length + number].transpose(1, 2)[seats, anchors]
             out = out + weight[..., None].to(out.dtype) * own_value[:, :, None]
         return out.reshape(rows, heads, width)
 

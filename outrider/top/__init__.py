@@ -1,0 +1,1 @@
+"""`outrider top`: a coordinator at work, live in the terminal."""
