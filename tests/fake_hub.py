@@ -90,6 +90,7 @@ def _info(model_id: str, model: FakeModel) -> dict[str, Any]:
         "sha": COMMIT,
         "gated": "manual" if model.gated else False,
         "cardData": {"license": model.licence},
+        "config": json.loads(model.files.get("config.json", b"{}")),
         "siblings": [{"rfilename": name, "size": len(data)} for name, data in model.files.items()],
     }
 

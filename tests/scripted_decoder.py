@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import httpx
 
 from coordinator.app import build_app
+from coordinator.costs import Costs
 from coordinator.counters import Counters
 from coordinator.front import Front, FrontConfig
 from coordinator.parts import DecoderState, Degraded, PartInfo
@@ -24,7 +25,13 @@ def part_info(**changes: object) -> PartInfo:
     values: dict[str, object] = dict.fromkeys(PartInfo.__dataclass_fields__, 0)
     values |= {name: "" for name, kind in PartInfo.__annotations__.items() if kind == "str"}
     values |= {"model_id": MODEL, "dtype": "float32", "tokenizer_size": 258, "vocab_rows": 258}
-    values |= {"eos_token_ids": (EOS,), "max_model_len": MAX_MODEL_LEN, "max_num_seqs": 4, "batch_invariant": True}
+    values |= {
+        "eos_token_ids": (EOS,),
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": 4,
+        "batch_invariant": True,
+        "costs": None,
+    }
     return PartInfo(**{**values, **changes})  # type: ignore[arg-type]
 
 
@@ -83,6 +90,7 @@ class ScriptedDecoder:
     Attributes:
         gate: rounds wait for it, where there is one.
         error: raised once `error_after` tokens were said.
+        more_seqs: places of further targets.
         streams: all that were opened.
     """
 
@@ -93,14 +101,17 @@ class ScriptedDecoder:
         self.error: Exception | None = None
         self.error_after = 0
         self.counters = Counters()
+        self.costs = Costs()
         self.files = {"stub:bytes": b""}
         self.target: PartInfo | None = part_info()
+        self.more_seqs = 0
         self.degraded: list[Degraded] = []
         self.streams: list[ScriptedStream] = []
 
     @property
     def state(self) -> DecoderState:
-        return DecoderState(self.target, None, int(self.target is not None), self.degraded, None)
+        most = 0 if self.target is None else self.target.max_num_seqs + self.more_seqs
+        return DecoderState(self.target, None, int(self.target is not None), self.degraded, None, most)
 
     async def start(self) -> None:
         """Nothing to connect to."""

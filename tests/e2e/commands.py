@@ -14,7 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.e2e.processes import WITHIN_S, free_port, wait_for
+from outrider.ports import free_port
+from tests.e2e.processes import WITHIN_S, wait_for
 
 COMMAND = Path(sys.executable).with_name("outrider")
 _GONE_WITHIN_S = 30.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import httpx
 import psutil
+
+from outrider.ports import free_port
 
 WITHIN_S = 90.0
 """How long anything may take before a test fails; far above what a loaded machine needs."""
@@ -101,13 +102,6 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], log:
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < end, log.read_text()
         time.sleep(0.02)
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def answers(url: str) -> bool:

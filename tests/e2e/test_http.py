@@ -93,6 +93,28 @@ def test_streams_give_the_same_text(stack: Stack) -> None:
     assert 1 < len(deltas) < len(TEXT.encode())
 
 
+def test_log_probabilities_reach_the_official_client(stack: Stack) -> None:
+    """Guards both forms, whole and streamed: one entry per token, and the pieces of a stream make the whole."""
+    wanted: Any = {"model": SERVED, "prompt": "hi", "max_tokens": 64, "temperature": 0, "logprobs": 1, "echo": True}
+    whole = stack.client.completions.create(**wanted)
+    scores = whole.choices[0].logprobs
+    assert scores is not None and scores.token_logprobs is not None and scores.text_offset is not None
+    assert whole.choices[0].text == "hi" + TEXT
+    assert len(scores.token_logprobs) == len(scores.text_offset) == 3 + len(TEXT.encode()) + 1
+    assert scores.token_logprobs[0] is None and scores.token_logprobs[3:] == [0.0] * (len(TEXT.encode()) + 1)
+    parts = [part.choices[0] for part in stack.client.completions.create(**wanted, stream=True)]
+    assert [value for part in parts if part.logprobs for value in part.logprobs.token_logprobs or ()] == (
+        scores.token_logprobs
+    )
+    chat: Any = {"model": SERVED, "messages": MESSAGES, "logprobs": True, "top_logprobs": 2, "temperature": 0}
+    content = stack.client.chat.completions.create(**chat).choices[0].logprobs
+    assert content is not None and content.content is not None
+    assert bytes(byte for entry in content.content[:-1] for byte in entry.bytes or ()).decode() == TEXT
+    assert {len(entry.top_logprobs) for entry in content.content} == {2}
+    chunks = [part.choices[0].logprobs for part in stack.client.chat.completions.create(**chat, stream=True)]
+    assert [entry for chunk in chunks if chunk for entry in chunk.content or ()] == content.content
+
+
 def test_a_chat_stops_where_it_is_told(stack: Stack) -> None:
     """Guards stop strings over the whole path."""
     answer = stack.client.chat.completions.create(model=SERVED, messages=MESSAGES, stop=["the"])

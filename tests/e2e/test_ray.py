@@ -15,23 +15,31 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.processes import WITHIN_S, Part, answers, coordinator, free_port, wait_gone
+from outrider.ports import free_port
+from outrider.rpc.exposure import is_loopback
+from tests.e2e.processes import WITHIN_S, Part, answers, coordinator, wait_gone
 
 MAX_RESIDENT_BYTES = 1_500_000_000
 
 FOREIGN = """
-import shutil, sys, tempfile
+import http.server, shutil, sys, tempfile, threading
 import ray
-from ray import serve
 
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+@ray.remote
 class Echo:
-    def __call__(self, request):
-        return "foreign"
+    def start(self, port):
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Answer)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
 
 directory = tempfile.mkdtemp(prefix="foreign-", dir="/tmp")
 ray.init(address="local", _temp_dir=directory, include_dashboard=False, num_cpus=1)
-serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
-serve.run(serve.deployment(Echo).bind(), name="foreign")
+echo = Echo.remote()
+ray.get(echo.start.remote(int(sys.argv[1])))
 print(ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()
 ray.shutdown()
@@ -52,6 +60,18 @@ def test_it_is_small_and_holds_no_torch(running: Part) -> None:
     assert any("ServeReplica" in " ".join(process.cmdline()) for process in family)
     for process in family:
         assert "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text(), process
+
+
+def test_every_port_is_on_loopback(running: Part) -> None:
+    """Guards against Ray's ports on the network: Serve unpickles what comes in at one of them, whoever sent it."""
+    listening = {
+        (process.name(), connection.laddr.ip)
+        for process in running.family
+        for connection in process.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert len(listening) > 3
+    assert [one for one in listening if not is_loopback(one[1].removeprefix("::ffff:"))] == []
 
 
 def test_it_leaves_no_trace_in_the_home_folder(running: Part) -> None:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.e2e.commands import Up, outrider, relatives_gone, up
@@ -56,6 +57,11 @@ class TestStack:
         for role, port in (("target", "target-port"), ("draft", "draft-port"), ("coordinator", "port")):
             assert re.search(rf"{role} +\d+ +\S*127\.0\.0\.1:{stack.ports[port]}", done.stdout), done.stdout
         assert "'degraded': []" in done.stdout
+
+    def test_the_coordinator_is_scheduled_like_the_services(self, stack: Up) -> None:
+        """Guards every round against Ray's niceness of 15, with which a computing service would come first."""
+        (replica,) = [part for part in stack.parts() if "ServeReplica" in " ".join(part.cmdline())]
+        assert replica.nice() == psutil.Process(stack.process.pid).nice()
 
     def test_generate_prints_one_object(self, stack: Up) -> None:
         """Guards programs that read the answer, its ids and what speculation did."""

@@ -57,6 +57,7 @@ class RawLink(Generic[Request, Reply]):
         self._kind = kind
         self.call = kind.method(channel)()
         self.reply: HelloReply | None = None
+        self._sending = asyncio.Lock()  # gRPC takes one write of a call at a time
 
     async def greet(self, hello: Hello) -> HelloReply:
         await self.call.write(self._kind.request(hello=hello_to_pb(hello)))
@@ -65,7 +66,8 @@ class RawLink(Generic[Request, Reply]):
         return self.reply
 
     async def send(self, batch: Request) -> None:
-        await self.call.write(self._kind.write(batch))
+        async with self._sending:
+            await self.call.write(self._kind.write(batch))
 
     async def receive(self) -> Reply:
         """The next reply batch that holds items; keepalive messages are skipped."""
@@ -170,6 +172,7 @@ def propose(
     *,
     opens: tuple[StreamOpen, ...] = (),
     deadline_ms: int = 0,
+    least_survival: float = 0.0,
     closed: tuple[int, ...] = (),
     features: Features = NO_FEATURES,
 ) -> ProposeBatch:
@@ -178,6 +181,7 @@ def propose(
         items=items_of(rows),
         slots=np.array(wanted, np.uint8),
         deadlines_ms=np.full(len(rows), deadline_ms, np.uint16),
+        least_survivals=np.full(len(rows), round(65_535 * least_survival), np.uint16),
         opens=opens,
         closed=np.array(closed, np.uint64),
         features=features,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from coordinator.decoder import Decoder, DecoderConfig, DecodingRequest, StreamStats
 from draft_service.config import DraftConfig
 from draft_service.service import DraftService
+from outrider.models import LOOKUP_DRAFTS
 from outrider.sampling import SamplingParams
 from target_service.config import TargetConfig
 from target_service.service import TargetService
@@ -31,7 +32,9 @@ class Answer(NamedTuple):
 @asynccontextmanager
 async def target_service(model: str, *, port: int = 0, **fields: Any) -> AsyncIterator[int]:
     """A target service that is ready; yields its port."""
-    service = TargetService(TargetConfig(model=model, port=port, **{"threads": 1, "kv_cache_tokens": 65_536} | fields))
+    service = TargetService(
+        TargetConfig(model=model, port=port, **{"threads": 1, "kv_cache_tokens": 65_536, "profile_seconds": 0} | fields)
+    )
     bound = await service.start()
     try:
         await asyncio.wait_for(service.ready(), LOAD_WITHIN_S)
@@ -43,7 +46,7 @@ async def target_service(model: str, *, port: int = 0, **fields: Any) -> AsyncIt
 @asynccontextmanager
 async def draft_service(model: str, *, port: int = 0, **fields: Any) -> AsyncIterator[int]:
     """A draft service that is ready; yields its port."""
-    engine = {} if model == "ngram" else {"threads": 1, "kv_cache_tokens": 65_536}
+    engine = {} if model in LOOKUP_DRAFTS else {"threads": 1, "kv_cache_tokens": 65_536, "profile_seconds": 0}
     service = DraftService(DraftConfig(model=model, port=port, **engine | fields))
     bound = await service.start()
     try:

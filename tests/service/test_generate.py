@@ -18,7 +18,8 @@ from coordinator.app import build_app
 from coordinator.config import DecoderConfig
 from coordinator.decoder import Decoder
 from coordinator.front import Front, FrontConfig
-from coordinator.servicer import CoordinatorServicer, query_from_pb
+from coordinator.generate_request import query_from_pb
+from coordinator.servicer import CoordinatorServicer
 from outrider.client import Answer, Client, request
 from outrider.rpc.options import COORDINATOR_SERVICE_NAME
 from outrider.rpc.server import Server
@@ -130,6 +131,37 @@ async def test_both_doors_give_the_same_answer() -> None:
         assert other["choices"][0]["text"] != answer["choices"][0]["text"]
 
 
+async def test_both_doors_take_the_same_parameters() -> None:
+    """Guards gRPC against parameters that only HTTP honours: choices, log-probabilities, echo and banned words."""
+    async with doors("stub:markov", "stub:perfect") as made:
+        fields: dict[str, Any] = {"max_tokens": 16, "temperature": 1, "seed": 7, "n": 2, "logprobs": 2}
+        fields |= {"echo": True, "bad_words": ["bc", "f"], "stop": ["tuv"]}
+        message = request("ab", **fields)
+        body = {"prompt": "ab", **fields, "return_token_ids": True, "return_tokens_as_token_ids": True}
+        choices = (await made.http.post("/v1/completions", json=body)).json()["choices"]
+
+        def complete() -> list[Answer]:
+            with Client(f"127.0.0.1:{made.port}") as client:
+                return client.complete(message)
+
+        answers = await asyncio.to_thread(complete)
+        assert len(answers) == len(choices) == 2
+        for answer, choice in zip(answers, choices, strict=True):
+            assert (answer.text, answer.finish_reason) == (choice["text"], choice["finish_reason"])
+            assert answer.token_ids == choice["token_ids"]
+            scores = choice["logprobs"]
+            assert [*answer.prompt_logprobs, *answer.logprobs] == scores["token_logprobs"][1:]
+            shown = [{f"token_id:{token}": value for token, value in tops} for tops in answer.tops]
+            assert [set(tops) - set(own) for tops, own in zip(shown, scores["top_logprobs"][3:], strict=True)] == (
+                [set()] * len(shown)
+            )
+            assert "bc" not in answer.text and "f" not in answer.text
+        several = coordinator_pb2.GenerateRequest(seed=7, logprobs=0)
+        several.prompts.texts.extend(["ab", "c"])
+        several.params.max_tokens = 4
+        assert {response.choice for response in await generate(made, several)} == {0, 1}
+
+
 async def test_the_command_line_s_client_reads_it() -> None:
     """Guards `outrider generate` and `outrider demo`: which text each token contributed."""
     async with doors() as made:
@@ -187,8 +219,18 @@ async def test_bad_input_names_its_field_and_the_next_call_works() -> None:
     bias.params.logit_bias.add(token_id=300, bias=1)
     rule = request("a")
     rule.speculation.rule = 7  # type: ignore[assignment]  # an enumeration is open on the wire
+    variables = coordinator_pb2.GenerateRequest()
+    variables.chat.messages.add(role="user", content="a")
+    variables.chat.variables_json = "[]"
+    word = request("a")
+    word.params.bad_words.add(ids=[300])
     bad = [
         ("prompt", empty),
+        ("variables_json", variables),
+        ("bad_words", word),
+        ("bad_words", request("a", bad_words=[""])),
+        ("logprobs", request("a", logprobs=21)),
+        ("n", request("a", n=0)),
         ("chat", chat),
         ("text", request("")),
         ("token_ids", request([])),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from coordinator.decoder import Decoder
+from coordinator.decoder import Decoder, DecoderConfig
 from coordinator.link import Link
 from draft_service.config import DraftConfig
 from draft_service.service import DraftService
@@ -313,8 +313,8 @@ class TestHang:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """No time limit of the coordinator's fits a prompt; only the service can tell a long step from a hung one."""
-        monkeypatch.setattr("outrider.engine.runner.STUCK_AFTER_S", 0.2)
-        monkeypatch.setattr("outrider.engine.runner.STUCK_TOKEN_S", 0.0)
+        monkeypatch.setattr("outrider.engine.step_meter.STUCK_AFTER_S", 0.2)
+        monkeypatch.setattr("outrider.engine.step_meter.STUCK_TOKEN_S", 0.0)
         monkeypatch.setattr("outrider.service.service._WATCH_INTERVAL_S", 0.05)
         service = TargetService(TargetConfig(model=f"stub:script?{SCRIPT}", port=0, threads=1))
         port = await service.start()
@@ -399,3 +399,33 @@ class TestRefusals:
             caplog.clear()
             async with decoder(target, draft, self_draft=True):
                 assert "the same model" not in caplog.text
+
+
+class TestNames:
+    async def test_a_service_is_found_where_it_is_now(self) -> None:
+        """On a cluster a replica comes back on another node: a stream goes on there, from its committed tokens."""
+        places: dict[str, int] = {}
+        asked: list[str] = []
+
+        async def resolve(name: str) -> str:
+            asked.append(name)
+            if name not in places:
+                raise Unavailable(f"{name} has not started yet")
+            return f"127.0.0.1:{places[name]}"
+
+        model = f"stub:script?{SCRIPT}&fixed_ms=5"
+        made = Decoder(DecoderConfig(target=("the target",), resolve=resolve))
+        await made.start()
+        try:
+            answering = asyncio.create_task(answer(made, request([1], 300, temperature=0.0)))
+            await until(lambda: len(asked) > 1)
+            assert "has not started yet" in made.state.degraded[0].reason
+            async with target_service(model) as places["the target"]:
+                await until(lambda: made.counters.generated_tokens > 20)
+            async with target_service(model) as places["the target"]:
+                got = await asyncio.wait_for(answering, 30)
+            assert got.tokens == TOKENS[:300]
+            assert made.counters.reopened >= 1
+            assert set(asked) == {"the target"}
+        finally:
+            await made.close()

@@ -20,7 +20,7 @@ from outrider import entries, models
 from outrider.errors import ModelUnavailable
 from outrider.fetch import child, wheel
 from outrider.fetch.reporter import Plan, Progress
-from tests.fake_hub import COMMIT, FakeHub
+from tests.fake_hub import COMMIT, FakeHub, FakeModel
 
 DOWNLOADED = {"config.json", "tokenizer.json", "model.safetensors", "README.md"}
 
@@ -55,6 +55,19 @@ def test_a_hub_model_is_downloaded_once_and_then_needs_no_hub(fake_hub: FakeHub)
     assert models.resolve("tiny/model") == found
     assert not fake_hub.served
     assert [row.name for row in models.list_models()] == ["smollm2-135m", "tiny/model"]
+
+
+def test_a_draft_head_may_be_published_as_pickled_tensors(fake_hub: FakeHub) -> None:
+    """Guards the heads that others have published: no safetensors, no tokenizer, and one download only."""
+    config = {"architectures": ["LlamaForCausalLMEagle3"], "vocab_size": 8}
+    files = {"config.json": json.dumps(config).encode(), "pytorch_model.bin": b"w" * 300, "extra.bin": b"x"}
+    fake_hub.models["tiny/head"] = FakeModel(files)
+    assert models.describe("tiny/head", role="draft").weight_bytes == 300
+    found = models.resolve("tiny/head", role="draft")
+    assert {path.name for path in Path(found.path).iterdir()} == {"config.json", "pytorch_model.bin"}
+    asked = fake_hub.served.total()
+    assert models.resolve("tiny/head", role="draft") == replace(found, licence="unknown")
+    assert fake_hub.served.total() == asked
 
 
 def test_pull_looks_for_a_newer_revision_of_what_is_cached(fake_hub: FakeHub) -> None:

@@ -69,11 +69,13 @@ class TestText:
             assert await texts(made, 1, temperature=0.0) == plain
             assert made.counters.num_accepted_tokens > 0
 
-    @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-    async def test_greedy_text_is_the_same_with_the_ngram_draft(self, llama: str, dtype: str) -> None:
+    @pytest.mark.parametrize(
+        ("dtype", "kind"), [("float64", "ngram"), ("float32", "ngram"), ("bfloat16", "ngram"), ("float64", "suffix")]
+    )
+    async def test_greedy_text_is_the_same_with_a_lookup_draft(self, llama: str, dtype: str, kind: str) -> None:
         async with (
             target_service(llama, dtype=dtype) as target,
-            draft_service("ngram", prompt_lookup_min=1) as draft,
+            draft_service(kind, prompt_lookup_min=1) as draft,
             decoder(target, draft) as made,
         ):
             plain = await texts(made, 0, 96, temperature=0.0)

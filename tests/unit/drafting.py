@@ -13,6 +13,7 @@ from draft_service.proposer import Proposer
 from draft_service.sampler import Sampler
 from outrider.engine.block_manager import BlockManager
 from outrider.engine.eagle3_model import Eagle3Model
+from outrider.engine.grammar import Grammars
 from outrider.engine.runner import Step, StepTiming, Wait
 from outrider.engine.streams import Streams
 from outrider.rpc.link import Attached, Delivery, Detached
@@ -52,6 +53,7 @@ class Bench:
         max_num_seqs: int = 16,
         max_num_batched_tokens: int = 64,
         max_model_len: int | None = None,
+        window: int | None = None,
         draft_top_k: int = 128,
         greedy_draft: bool = False,
         excluded: U32 | None = None,
@@ -59,8 +61,11 @@ class Bench:
     ) -> None:
         self.now = 1_000.0
         self.model = model
-        self.blocks = BlockManager(num_blocks or model.num_blocks, model.info.block_size)
-        self.streams = Streams(self.blocks, LEASE_S, lambda: self.now)
+        self.blocks = BlockManager(
+            num_blocks or model.num_blocks, model.info.block_size, reuse=not isinstance(model, Eagle3Model)
+        )
+        grammars = Grammars(None, model.info.vocab_rows, model.info.eos_token_ids)
+        self.streams = Streams(self.blocks, LEASE_S, lambda: self.now, matcher=grammars.mirror)
         ids = DraftIds(model.target_ids, model.info.vocab_rows) if isinstance(model, Eagle3Model) else None
         sampler = Sampler(draft_top_k=draft_top_k, greedy_draft=greedy_draft, ids=ids)
         limits: dict[str, Any] = {
@@ -74,7 +79,7 @@ class Bench:
         self.proposer = (
             Eagle3Proposer(self.streams, sampler, model.features, **limits)
             if isinstance(model, Eagle3Model)
-            else Proposer(self.streams, sampler, **limits)
+            else Proposer(self.streams, sampler, window=window, **limits)
         )
         self.link = Link()
         self.steps: list[Step[Any]] = []
@@ -92,17 +97,20 @@ class Bench:
             Delivery(owner=OWNER, epoch=epoch, link=self.link, batch=batch, refused=frozenset(), arrived_s=self.now)  # type: ignore[arg-type]
         )
 
-    def step(self, took_s: float = 0.0) -> bool:
-        """One turn of the engine: True if a step ran."""
+    def step(self, took_s: float = 0.0, row_s: float = 0.0) -> bool:
+        """One turn of the engine: True if a step ran; it took so long, and so long for each row."""
         plan = self.proposer.plan()
         if plan is None or isinstance(plan, Wait):
             return False
         self.steps.append(plan)
         with torch.inference_mode():
+            if plan.copies:
+                self.model.copy_kv(plan.copies)
             logits = self.model.forward(plan.spans)
+            tokens = sum(len(span.tokens) for span in plan.spans)
+            took_s += row_s * tokens
             started = self.now
             self.now += took_s
-            tokens = sum(len(span.tokens) for span in plan.spans)
             self.proposer.finish(plan, logits, StepTiming(started, took_s * 1_000, len(plan.spans), tokens))
         return True
 

@@ -122,7 +122,7 @@ class Reference:
         key, value = head.key_value(self._table[fed], hidden, positions)
         for slot in range(len(x)):
             token = tokens[-1] if slot == 0 else x[slot - 1]
-            last = hidden[-1:]
+            last = hidden[-1:] if slot == 0 else head.carry(hidden[-1:])
 
             def attend(query: Tensor, new_key: Tensor, new_value: Tensor, first: bool = slot == 0) -> Tensor:
                 nonlocal key, value

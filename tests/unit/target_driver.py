@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from outrider.distribution import TOTAL, CountRow
 from outrider.engine.block_manager import BlockManager
+from outrider.engine.grammar import Grammars
 from outrider.engine.runner import Step, StepTiming, Wait
 from outrider.errors import Status
 from outrider.features import NOT_WANTED, FeatureBlock, FeatureRequest
@@ -95,6 +96,7 @@ class Target:
             limits=Limits(max_num_seqs, max_num_batched_tokens, max_model_len),
             lease_s=lease_s,
             hidden_states=getattr(model, "hidden_states", None),
+            grammars=Grammars(None, model.info.vocab_rows, model.info.eos_token_ids),
             clock=lambda: self.now,
         )
         self.attach()
@@ -126,6 +128,8 @@ class Target:
                 return False
             self.now += plan.seconds
         self.steps.append([span.stream_id for span in plan.spans])
+        if plan.copies:
+            self.model.copy_kv(plan.copies)
         logits = self.model.forward(plan.spans)
         started, self.now = self.now, self.now + 0.01
         timing = StepTiming(started, 10.0, len(plan.spans), sum(len(span.tokens) for span in plan.spans))

@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 
 from outrider.errors import InvalidArgument
 from outrider.features import NOT_WANTED, FeatureBlock, FeatureRequest, Features
+from outrider.grammar import Grammar, GrammarKind
+from outrider.logprobs import LogprobBlock, LogprobRows, Logprobs
+from outrider.planted import Plant
 from outrider.rpc import codec
 from outrider.rpc.codec import Limits
 from outrider.rpc.stream_codec import open_from_pb, open_to_pb, params_from_pb, params_to_pb
 from outrider.sampling import Form, Rule, SamplingParams
 from outrider.seam import (
     Items,
+    Note,
     ProposalBatch,
     ProposeBatch,
     Replies,
@@ -70,6 +74,7 @@ def some_replies(rng: np.random.Generator, n: int) -> Replies:
         statuses=rng.choice(np.array([0, 5, 9, 10], np.uint8), n),
         cached_lengths=rng.integers(0, 2**32, n, dtype=np.uint32),
         errors={0: "gone"} if n else {},
+        notes={0: Note(48, 1)} if n else {},
     )
 
 
@@ -82,10 +87,29 @@ def some_features(rng: np.random.Generator, n: int) -> Features:
     )
 
 
+def some_logprobs(rng: np.random.Generator, n: int) -> Logprobs:
+    def rows(slots: int, k: int) -> LogprobRows:
+        return LogprobRows(
+            rng.random(2 * slots + 1, dtype=np.float32),
+            rng.integers(0, 2**32, (slots + 1, k), dtype=np.uint32),
+            rng.random((slots + 1, k), dtype=np.float32),
+        )
+
+    return Logprobs.of([LogprobBlock(2**63 + index, index, rows(index % 3, index % 4)) for index in range(n)])
+
+
 OPEN = StreamOpen(
     stream_id=2**64 - 1,
     prompt_length=7,
-    params=SamplingParams(temperature=0.5, top_k=40, logit_bias=((3, -100.0),), stop_token_ids=(2, 9), max_tokens=5),
+    params=SamplingParams(
+        temperature=0.5,
+        top_k=40,
+        logit_bias=((3, -100.0),),
+        stop_token_ids=(2, 9),
+        max_tokens=5,
+        bad_words=((7,), (3, 2**32 - 1)),
+        grammar=Grammar(GrammarKind.REGEX, "[ab]+"),
+    ),
     rule=Rule.COUPLED,
     form=Form.DENSE,
     draft_key=1,
@@ -94,7 +118,9 @@ OPEN = StreamOpen(
     sample_index=65_535,
     fork_of=0,
     logprobs=0,
+    prompt_logprobs=20,
     deadline_ms=5_000,
+    planted=Plant.ROW_SHIFT,
 )
 
 
@@ -106,6 +132,7 @@ def some_batch(kind: type, rng: np.random.Generator, n: int) -> Any:
             items=some_items(rng, n),
             slots=rng.integers(0, 17, n).astype(np.uint8),
             deadlines_ms=rng.integers(0, 2**16, n, dtype=np.uint16),
+            least_survivals=rng.integers(0, 2**16, n, dtype=np.uint16),
             opens=(OPEN,),
             closed=closed,
             features=some_features(rng, n // 2),
@@ -136,6 +163,8 @@ def some_batch(kind: type, rng: np.random.Generator, n: int) -> Any:
         dense_p=rng.random(3 * n, dtype=np.float32),
         timings=timings,
         features=some_features(rng, n // 2),
+        logprobs=some_logprobs(rng, n // 2),
+        prompt_logprobs=some_logprobs(rng, n // 3),
     )
 
 
@@ -224,6 +253,21 @@ def test_a_damaged_column_of_features_is_named(field: str, cut: int) -> None:
     setattr(message.features, field, getattr(message.features, field)[:-cut])
     with pytest.raises(InvalidArgument, match=f"features.{field}"):
         codec.verdict_from_pb(message)
+
+
+@pytest.mark.parametrize("field", ["committed_lengths", "own_counts", "row_counts", "widths", "own", "top_ids", "top"])
+def test_a_damaged_column_of_logprobs_is_named(field: str) -> None:
+    """Guards against log-probabilities of one stream that are read as another's."""
+    message = codec.verdict_to_pb(some_batch(VerdictBatch, np.random.default_rng(5), 16))
+    setattr(message.logprobs, field, getattr(message.logprobs, field)[:-4])
+    with pytest.raises(InvalidArgument, match=f"logprobs.{field}"):
+        codec.verdict_from_pb(message)
+
+
+def test_more_alternatives_than_the_cap_are_refused() -> None:
+    """Guards the target's memory and the link against a client that goes past the door."""
+    with pytest.raises(InvalidArgument, match=r"^logprobs: must be at most 20"):
+        open_from_pb(open_to_pb(replace(OPEN, logprobs=21)))
 
 
 def test_an_absurd_feature_request_is_refused() -> None:

@@ -157,6 +157,7 @@ class Plan:
     def __init__(self, gammas: Sequence[int]) -> None:
         self.gammas = list(gammas)
         self.asked: list[int] = []
+        self.least_survival = 0.0
 
     def choose(self, stream_ids: Sequence[int], limits: Sequence[int]) -> list[int]:
         self.asked += stream_ids
@@ -271,6 +272,15 @@ class TestSilence:
         made.receive(*((stream, 5, Status.OK) for stream in reading))
         made.watch_after(30.0)
         assert restarts == [made.target]
+
+    async def test_places_are_those_of_all_replicas_that_are_up(self, made: Sent) -> None:
+        """One replica's number would leave the other idle; one that is gone has no places."""
+        made.bring_up(made.other)
+        for link, places in ((made.target, 4), (made.other, 6)):
+            link.info = part_info(max_num_seqs=places)
+        assert made.decoder.state.max_num_seqs == 10
+        made.target.is_up = False
+        assert made.decoder.state.max_num_seqs == 6
 
     async def test_a_replica_that_answers_does_not_hide_one_that_hangs(
         self, made: Sent, restarts: list[Link[Any, Any]]

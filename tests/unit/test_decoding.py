@@ -14,6 +14,7 @@ from coordinator.request import DecodingRequest
 from coordinator.rows import propose_batch, verify_batch
 from coordinator.state import Phase, Proposal, StreamState, new_stream
 from outrider.errors import InvalidArgument, Status
+from outrider.logprobs import LogprobBlock, LogprobRows, Logprobs
 from outrider.sampling import Form, Rule, SamplingParams
 from outrider.seam import Cut, ProposalBatch, VerdictBatch, prefix_hash
 from tests.unit.pure_services import TableDraft, TableTarget
@@ -429,6 +430,7 @@ class TestConfig:
             ("request_timeout_s", 0),
             ("request_timeout_s", -1),
             ("run_credit", 0),
+            ("acceptance_baseline", 1.0),
         ],
     )
     def test_impossible_values_are_refused_by_name(self, field: str, value: object) -> None:
@@ -436,3 +438,59 @@ class TestConfig:
         values: dict[str, object] = {"target": ("127.0.0.1:1",), field: value}
         with pytest.raises(InvalidArgument, match=field):
             DecoderConfig(**values)  # type: ignore[arg-type]
+
+
+class TestLogprobs:
+    """Log-probabilities belong to the round and to the tokens that were kept of it."""
+
+    def answered(self, own: list[float], rows: int, *, max_tokens: int = 100) -> decoding.VerdictAnswer:
+        """A greedy round of three slots, of which two are accepted."""
+        state = stream(temperature=0.0, max_tokens=max_tokens)
+        state.request = replace(state.request, logprobs=1)
+        state.draft.opened = True
+        decoding.verify(state, proposal_of([1, 2, 0], cached=4), **MS)
+        block = LogprobRows(
+            np.array(own, np.float32), np.arange(rows, dtype=np.uint32)[:, None], np.zeros((rows, 1), np.float32)
+        )
+        batch = replace(
+            script_verdict(state, [1, 2, 1], 0), logprobs=Logprobs.of([LogprobBlock(1, state.committed, block)])
+        )
+        return decoding.receive_verdicts({1: state}, batch, CONTEXT)[0]
+
+    def test_each_kept_token_has_its_own_value(self) -> None:
+        """Guards against values of slots behind a rejection, or of drafted tokens where another one was emitted."""
+        emission = self.answered([-1, -2, -3, -11, -12, -13, -20], 4).emission
+        assert emission is not None and emission.logprobs is not None
+        assert emission.tokens == (1, 2, 1)
+        assert emission.logprobs.own.tolist() == [-1, -2, -13]
+        assert emission.logprobs.top_ids.tolist() == [[0], [1], [2]]
+
+    def test_the_cut_cuts_them_too(self) -> None:
+        """Guards against values for tokens behind the end of the answer."""
+        emission = self.answered([-1, -2, -3, -11, -12, -13, -20], 4, max_tokens=2).emission
+        assert emission is not None and emission.logprobs is not None
+        assert (len(emission.tokens), emission.logprobs.own.tolist()) == (2, [-1, -2])
+
+    @pytest.mark.parametrize(("own", "rows"), [([-1.0] * 6, 4), ([-1.0] * 7, 3)])
+    def test_those_of_another_round_are_refused(self, own: list[float], rows: int) -> None:
+        """Guards against values that are shifted because a service counts slots in another way."""
+        answer = self.answered(own, rows)
+        assert (answer.status, answer.emission) == (Status.INTERNAL, None)
+        assert "logprobs" in answer.message
+
+    def test_missing_ones_are_refused(self) -> None:
+        """Guards against an answer that goes on without what was asked for."""
+        state = stream(temperature=0.0)
+        state.request = replace(state.request, prompt_logprobs=1)
+        decoding.run(state, 1, **MS)
+        (answer,) = decoding.receive_verdicts({1: state}, script_verdict(state, [], 1), CONTEXT)
+        assert (answer.status, answer.emission, state.generated) == (Status.INTERNAL, None, 0)
+
+    def test_whole_rows_do_not_travel_where_values_are_wanted(self) -> None:
+        """Guards against a token that the coordinator draws and the target has no value for; both forms draw alike."""
+        state = stream(form=Form.DENSE)
+        state.request = replace(state.request, logprobs=1)
+        opened = decoding.run(state, 1, **MS).open
+        assert opened is not None and (opened.form, opened.logprobs) == (Form.SPARSE, 1)
+        draft = decoding.propose(state, 1, draft_deadline_ms=0, **MS).open
+        assert draft is not None and (draft.form, draft.logprobs) == (Form.SPARSE, None)

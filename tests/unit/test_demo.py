@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from outrider import cli
 from outrider.client import Answer
+from outrider.commands import demo as command
 from outrider.demo import Comparison
 from outrider.divergence import Divergence
 
@@ -29,9 +30,9 @@ def ended(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
         state = SimpleNamespace(grpc="127.0.0.1:1", target="127.0.0.1:2", model="m")
         stack = SimpleNamespace(state=state, supervisor=SimpleNamespace(stop=lambda _: None))
         comparison = Comparison(Answer(metrics=metrics), 2.0, 1.0, divergence)
-        monkeypatch.setattr(cli, "make_plan", lambda _: ())
-        monkeypatch.setattr(cli, "running", lambda *_, **__: nullcontext(stack))
-        monkeypatch.setattr(cli.demonstration, "compare", lambda *_, **__: comparison)
+        monkeypatch.setattr(command, "make_plan", lambda _: ())
+        monkeypatch.setattr(command, "private", lambda *_, **__: nullcontext(stack))
+        monkeypatch.setattr(command.demonstration, "compare", lambda *_, **__: comparison)
         return CliRunner().invoke(cli.app, ["demo", "--target", "stub:markov", "--draft", "stub:perfect"])
 
     return run

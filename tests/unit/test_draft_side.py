@@ -10,9 +10,9 @@ import pytest
 
 from coordinator import draft_side
 from coordinator.config import DecoderConfig
+from coordinator.costs import Costs
 from coordinator.counters import Counters
 from coordinator.draft_side import DraftSide
-from coordinator.gamma import Costs
 from coordinator.request import DecodingRequest
 from coordinator.state import new_stream
 from coordinator.streams import Registry, Stream

@@ -33,7 +33,7 @@ SAMPLED = SamplingParams(temperature=1.0, max_tokens=1_000)
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     torch.set_num_threads(1)
     target = random_target(tmp_path_factory.mktemp("target"))
-    return target, random_head(tmp_path_factory.mktemp("head"), target)
+    return target, random_head(tmp_path_factory.mktemp("head"), target, direct=True)
 
 
 @pytest.fixture(scope="module")

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PretrainedConfig
 
 from outrider.engine import attention
 from outrider.engine.batch import RowRule, Span, build_batch
 from outrider.engine.causal_lm import PagedCausalLM
+from outrider.engine.invariance import attention_difference, linear_difference, model_difference
+from outrider.engine.kv_cache import LayerShape
 from outrider.engine.probe import REPLICA_TOLERANCE, probe_architecture, probe_error
 from outrider.engine.support import check_supported, longest_stream
+from outrider.engine.varlen import varlen_obstacle
 from outrider.errors import InvalidArgument, ModelRefused
 
 BASE: dict[str, Any] = {
@@ -50,6 +55,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "starcoder2": WINDOW,
     "glm4": {"head_dim": 16},
     "cohere2": ALTERNATING,
+    "gpt_oss": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, **ALTERNATING},
     "deepseek_v3": {
         "num_key_value_heads": 4,
         "q_lora_rank": 16,
@@ -113,11 +119,48 @@ def test_an_architecture_that_cannot_run_is_refused_by_name(name: str, reason: s
         check_supported(config)
 
 
-def test_attention_sinks_are_refused() -> None:
-    """Guards against dropping an argument of the attention function in silence."""
-    config = CONFIG_MAPPING["gpt_oss"](**(BASE | ALTERNATING | {"head_dim": 16, "num_local_experts": 4}))
-    with pytest.raises(ModelRefused, match="sinks"):
-        probe_architecture(config)
+def spread_sinks(network: PagedCausalLM) -> None:
+    """Sinks that differ between heads by more than their initial values do."""
+    for layer in network.network.model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks, mean=2.0, std=2.0, generator=torch.Generator().manual_seed(3))
+
+
+def test_attention_sinks_agree_with_the_plain_forward() -> None:
+    """Guards against a sink of another head, or in another place of the softmax."""
+    network = network_of("gpt_oss")
+    spread_sinks(network)
+    assert probe_error(network) < 1e-5
+
+
+@pytest.mark.parametrize("error", ["dropped", "of another head"])
+def test_the_probe_sees_a_wrong_attention_sink(error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the test above: neither mistake may pass it."""
+    network = network_of("gpt_oss")
+    spread_sinks(network)
+    true_attend = attention.attend
+
+    def wrong(*arguments: Any) -> Tensor:
+        *rest, sink = arguments
+        return true_attend(*rest, None if error == "dropped" else sink.flip(1))
+
+    monkeypatch.setattr(attention, "attend", wrong)
+    assert probe_error(network) > 10 * REPLICA_TOLERANCE
+
+
+def test_attention_sinks_give_a_row_the_same_bits_in_every_company() -> None:
+    """Guards exactness: the explicit softmax must not depend on chunks or batch mates."""
+    network = network_of("gpt_oss")
+    assert any(shape.sinks for shape in network.shapes.values())
+    assert attention_difference(network) is None
+
+
+def test_sinks_take_the_gather_path() -> None:
+    """Guards against a CUDA kernel that drops the sinks."""
+    shape = LayerShape(4, 2, 64, 64, None, None, torch.float16, torch.device("cuda"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+        assert varlen_obstacle(shape) is None
+        assert varlen_obstacle(shape._replace(sinks=True)) == "attention sinks"
 
 
 @pytest.mark.parametrize("error", ["window", "slots", "softcap", "scale"])
@@ -132,14 +175,46 @@ def test_the_probe_refuses_a_planted_error(error: str, monkeypatch: pytest.Monke
         monkeypatch.setattr(attention, "slot_index", lambda batch, device: true_slots(batch, device).roll(1))
     elif error == "softcap":
         monkeypatch.setattr(
-            attention, "attend", lambda q, k, v, bias, scale, cap: true_attend(q, k, v, bias, scale, None)
+            attention, "attend", lambda q, k, v, bias, scale, cap, sink: true_attend(q, k, v, bias, scale, None, sink)
         )
     else:
         monkeypatch.setattr(
-            attention, "attend", lambda q, k, v, bias, scale, cap: true_attend(q, k, v, bias, 1.1 * scale, cap)
+            attention,
+            "attend",
+            lambda q, k, v, bias, scale, cap, sink: true_attend(q, k, v, bias, 1.1 * scale, cap, sink),
         )
     with pytest.raises(ModelRefused, match="differ from its plain forward"):
         probe_architecture(config_of("gemma2", attn_logit_softcapping=0.05))
+
+
+def test_a_part_that_is_switched_off_at_first_does_not_pass_the_probe() -> None:
+    """Guards against a replica whose zero-initialised mask factors hide a mask that the engine does not compute."""
+    with pytest.raises(ModelRefused, match=r"DogeForCausalLM.*differ from its plain forward"):
+        probe_architecture(config_of("doge", architectures=["DogeForCausalLM"]))
+
+
+def test_a_prefill_step_runs_where_the_output_head_is_called_decoder() -> None:
+    """Guards against feeding token ids to the output head."""
+    network = network_of("modernbert-decoder", pad_token_id=0, bos_token_id=1, eos_token_id=2, **ALTERNATING)
+    network.allocate_kv(1)
+    assert network.forward([Span(1, [5, 6, 7], 0, 0, [0], 3, 3)]).shape == (0, 96)
+
+
+def test_the_self_test_stays_inside_a_short_position_table() -> None:
+    """Guards the start of a model with fewer positions than the self-test would like to feed."""
+    network = network_of("ctrl", dff=96, max_position_embeddings=256)
+    assert model_difference(network, []) is None
+
+
+def test_the_self_test_leaves_routers_with_a_forward_of_their_own_alone() -> None:
+    """Guards the start of mixtures whose router derives from a linear layer and returns other things."""
+
+    class Router(torch.nn.Linear):
+        def forward(self, rows: Tensor) -> Any:
+            raise AssertionError("called on its own")
+
+    network: Any = SimpleNamespace(network=torch.nn.Sequential(Router(8, 8)))
+    assert linear_difference(network, 16, []) is None
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])

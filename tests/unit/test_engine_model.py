@@ -97,7 +97,7 @@ def test_a_missing_folder_is_reported_in_one_line(tmp_path: Path) -> None:
 
 def test_a_stream_that_cannot_fit_is_refused_with_the_numbers(folder: Path) -> None:
     """Guards against a service that starts and then can never admit a long request."""
-    with pytest.raises(DoesNotFit, match=r"2048.*512"):
+    with pytest.raises(DoesNotFit, match=r"2,048.*512"):
         load_model(config(folder, max_model_len=2048, kv_cache_tokens=512))
 
 

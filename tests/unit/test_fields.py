@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from coordinator.bodies import ChatCompletionRequest, CompletionRequest
 from coordinator.fields import FIELDS, Door, Treatment, split
-from coordinator.openai import ChatCompletionRequest, CompletionRequest
 from outrider.errors import InvalidArgument
 
 REFUSED = sorted(name for name, field in FIELDS.items() if field.treatment is Treatment.REFUSED)
@@ -40,7 +40,7 @@ def test_refused_fields_are_accepted_where_they_ask_for_nothing(name: str) -> No
         assert split({name: value}, door) == ({}, ())
 
 
-@pytest.mark.parametrize(("name", "value"), [("best_of", True), ("echo", 0), ("length_penalty", True)])
+@pytest.mark.parametrize(("name", "value"), [("use_beam_search", 0), ("length_penalty", True)])
 def test_a_harmless_value_of_another_type_is_not_harmless(name: str, value: Any) -> None:
     """Guards against Python's `True == 1`."""
     with pytest.raises(InvalidArgument):

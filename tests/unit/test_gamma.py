@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from coordinator.auto_gamma import Auto
 from coordinator.cost_table import CostTable
-from coordinator.gamma import PROBE_SHARE, Auto, Costs, Fixed
+from coordinator.costs import Costs
+from coordinator.gamma import BySize, Fixed, SizeRange, size_ranges
+from coordinator.probes import PROBE_SHARE
+from coordinator.schedule import read_schedule
 from outrider.economics import LinearCost, expected_tokens, tokens_per_s
+from outrider.errors import InvalidArgument
 
 
 @dataclass
@@ -61,6 +68,34 @@ class TestFixed:
     def test_asks_for_its_number_within_the_streams_limit(self) -> None:
         """A limit is what is left of max_tokens or context: more slots would be thrown away."""
         assert Fixed(4).choose([1, 2, 3], [8, 2, 0]) == [4, 2, 0]
+
+
+class TestBySize:
+    RANGES = size_ranges([[1, 7, 4], [8, 14, 1], [20, 64, 0]], 8)
+
+    @pytest.mark.parametrize(("streams", "gamma"), [(0, 4), (1, 4), (7, 4), (8, 1), (14, 1), (17, 1), (20, 0), (99, 0)])
+    def test_takes_the_range_that_the_load_falls_into(self, streams: int, gamma: int) -> None:
+        """A table that is read and silently not used is worse than none (field fault 78)."""
+        table = BySize(self.RANGES, lambda: streams)
+        assert table.choose([1, 2], [8, 2]) == [gamma, min(gamma, 2)]
+        assert table.wants(1) == (gamma > 0)
+
+    @pytest.mark.parametrize(
+        "table",
+        [{"x": 3}, [], [[1, 4]], [[1, 4, 2.0]], [[1, 4, True]], [[2, 4, 1]], [[1, 4, 9]], [[1, 4, 2], [4, 8, 1]]],
+    )
+    def test_refuses_a_table_that_makes_no_sense(self, table: object) -> None:
+        with pytest.raises(InvalidArgument, match="num_speculative_tokens_per_batch_size"):
+            size_ranges(table, 8)
+
+    def test_reads_what_the_sweep_writes(self, tmp_path: Path) -> None:
+        """`outrider up --schedule` starts from the file that `outrider bench sweep` leaves."""
+        path = tmp_path / "schedule.json"
+        path.write_text(json.dumps({"num_speculative_tokens_per_batch_size": [[1, 8, 4]], "target": "any"}))
+        assert read_schedule(path, 8) == (SizeRange(1, 8, 4),)
+        path.write_text("[[1, 8, 4]]")
+        with pytest.raises(InvalidArgument, match="has no num_speculative_tokens_per_batch_size"):
+            read_schedule(path, 8)
 
 
 class TestAuto:
@@ -133,6 +168,22 @@ class TestAuto:
             pair.auto.finished(0, gamma, proposed, proposed)
             gammas.append(gamma)
         assert (np.mean(np.array(gammas[-200:]) > 0) > 0.9) == asked
+
+    @pytest.mark.parametrize(("streams", "low", "high"), [(1, 0.2, 0.3), (24, 0.0, 0.0)])
+    def test_a_slot_must_be_worth_its_time(self, streams: int, low: float, high: float) -> None:
+        """What a draft may stop at: 1 ms of drafting at 247 tokens/s for one stream, whose rows are free."""
+        pair = Pair()
+        pair.settle(streams, 300)
+        assert low <= pair.auto.least_survival <= high
+
+    def test_first_rounds_show_what_different_gammas_cost(self) -> None:
+        """Seen: 8 streams went from plain rounds (8 rows) to four drafted tokens (40 rows) and stayed there, because on
+        the line between the two a single one (16 rows, really as cheap as 8) looked no better."""
+        pair = Pair()
+        pair.costs.target.observe(8, 0.010)
+        first = [pair.round(range(8)) for _ in range(10)]
+        assert [max(gammas) for gammas in first[:3]] == [4, 1, 2]
+        assert first[-1] == [1] * 8
 
     def test_plan_does_not_flap_at_the_crossover(self) -> None:
         """Changing back and forth pays for both modes (field fault 77)."""

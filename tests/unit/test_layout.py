@@ -110,7 +110,8 @@ def test_cards_are_read_as_nvidia_smi_numbers_them(tmp_path: Path, monkeypatch: 
     """Guards the parser against names with spaces and against MiB taken for bytes."""
     fake = tmp_path / "nvidia-smi"
     fake.write_text(
-        '#!/bin/sh\necho "0, GPU-aa, NVIDIA L4, 20000, 23034"\necho "1, GPU-bb, NVIDIA H100 80GB HBM3, 81000, 81559"\n'
+        '#!/bin/sh\necho "0, GPU-aa, NVIDIA L4, 20000, 23034, 570.10"\n'
+        'echo "1, GPU-bb, NVIDIA H100 80GB HBM3, 81000, 81559, 570.10"\n'
     )
     fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -120,6 +121,7 @@ def test_cards_are_read_as_nvidia_smi_numbers_them(tmp_path: Path, monkeypatch: 
         (1, "GPU-bb", "NVIDIA H100 80GB HBM3"),
     ]
     assert found[0].free_bytes == 20000 * 1024 * 1024
+    assert found[0].driver == "570.10"
 
 
 def test_the_suggested_pair_is_the_largest_that_fits_the_cards() -> None:

@@ -40,6 +40,9 @@ def oracle(logits: np.ndarray, context: RowContext) -> np.ndarray:
     for token, bias in params.logit_bias:
         if token < len(z):
             z[token] += bias
+    for word in params.bad_words:
+        if tuple(tokens[len(tokens) - len(word) + 1 :]) == word[:-1] and word[-1] < len(z):
+            z[word[-1]] = -math.inf
     if len(text) < params.min_tokens:
         z[[token for token in params.stop_token_ids if token < len(z)]] = -math.inf
     for token in set(tokens):
@@ -75,6 +78,7 @@ def random_params(coins: random.Random, vocab: int) -> SamplingParams:
         repetition_penalty=some(1.25, 1.0),
         logit_bias=some(((2, 1.5), (3, -100.0), (vocab + 5, 9.0)), ()),
         allowed_token_ids=some(tuple(range(0, vocab, 2)), ()),
+        bad_words=some(((1,), (2, 4), (1, 2, 3), (3, vocab + 2)), ()),
         min_tokens=some(coins.choice([3, 4]), 0),
         stop_token_ids=(0, 4, vocab + 1),
         max_tokens=16,
@@ -195,6 +199,16 @@ def test_penalties_count_up_to_each_verify_row():
     assert greedy(logits, rows).ids.tolist() == [0, 1, 0, 1, 0]
     plain = [context._replace(params=SamplingParams(temperature=0)) for context in rows]
     assert greedy(logits, plain).ids.tolist() == [0] * 5
+
+
+def test_a_bad_word_is_not_completed_at_any_verify_row():
+    """Worked example: 0 0 1 and 2 2 are banned; rows see the drafted tokens before them, and the prompt."""
+    logits = torch.tensor([[1.0, 5.0, 4.0]] * 5)
+    params = SamplingParams(temperature=0, bad_words=((0, 0, 1), (2, 2)))
+    rows = [RowContext(params, [0, 0, 0, 2, 1], length, prompt_len=1) for length in range(1, 6)]
+    assert greedy(logits, rows).ids.tolist() == [1, 2, 2, 1, 1]
+    first = RowContext(SamplingParams(temperature=0, bad_words=((1,),)), [0], 1, prompt_len=1)
+    assert greedy(logits[:1], [first]).ids.tolist() == [2]
 
 
 def test_min_tokens_holds_stops_back_row_by_row():

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.counters import Counters
 from coordinator.decoding_series import DecodingSeries
 from coordinator.front import FrontConfig
+from coordinator.part_series import CertificateSeries, PartSeries
+from coordinator.parts import Degraded
+from outrider.certs.issue import issue
+from outrider.drift import View
 from outrider.errors import DeadlineExceeded
 from outrider.seam import Timings
 from tests.scripted_decoder import MODEL, ScriptedDecoder, http_client
@@ -33,6 +42,12 @@ MOVED_BY_REQUESTS = {
 EXIST = {
     "outrider:num_requests_running",
     "outrider:num_requests_waiting",
+    "outrider:links_up{part=target}",
+    "outrider:links_wanted{part=draft}",
+    "outrider:acceptance_drift",
+    "outrider:acceptance_drifted",
+    "outrider:kv_cache_usage_perc{side=target}",
+    "outrider:kv_cache_usage_perc{side=draft}",
     "outrider:draft_failures_total{reason=overdue}",
     "outrider:draft_skipped_total{reason=no_draft}",
     "outrider:gamma_count",
@@ -40,10 +55,15 @@ EXIST = {
     "outrider:step_seconds_count{side=target,stage=total}",
     "outrider:draft_skipped_total{reason=no_features}",
     "outrider:wire_bytes_total{kind=q,link=draft}",
+    "outrider:prefix_cache_hits_total{link=draft}",
+    "outrider:num_preemptions_total{link=target}",
     "outrider:wire_bytes_total{kind=features,link=target}",
     "outrider:wire_bytes_total{kind=ids,link=target}",
     "outrider:request_success_total{finished_reason=abort}",
+    "outrider:request_rejected_total{status=401}",
+    "outrider:request_rejected_total{status=413}",
     "outrider:request_rejected_total{status=429}",
+    "outrider:event_loop_lag_seconds_count",
 }
 
 
@@ -110,3 +130,42 @@ def test_the_decoding_loop_s_counts_are_exported() -> None:
     assert found["outrider:draft_failures_total", "overdue"] == 1
     assert found["outrider:draft_skipped_total", "no_draft"] == 5
     assert found["outrider:step_seconds_sum", "target", "forward"] == 0.02
+
+
+def test_links_up_and_wanted_follow_the_parts() -> None:
+    """Guards the alerts on a lost target and a lost draft."""
+    state = ScriptedDecoder().state
+    missing = [Degraded("target", "gone", 1.0), Degraded("draft", "gone", 1.0)]
+    half = state._replace(targets_up=1, draft=None, degraded=missing, kv_use={"target": 0.25})
+    half = half._replace(acceptance=View(0.7, 0.5, True))
+    registry = CollectorRegistry()
+    registry.register(PartSeries(lambda: half))
+    found = samples(generate_latest(registry).decode())
+    assert found == {
+        "outrider:links_up{part=target}": 1,
+        "outrider:links_up{part=draft}": 0,
+        "outrider:links_wanted{part=target}": 2,
+        "outrider:links_wanted{part=draft}": 1,
+        "outrider:kv_cache_usage_perc{side=target}": 0.25,
+        "outrider:kv_cache_usage_perc{side=draft}": 0,
+        "outrider:acceptance_drift": pytest.approx(0.2),
+        "outrider:acceptance_drifted": 1,
+    }
+
+
+def test_a_certificates_end_is_a_series_that_follows_its_file(tmp_path: Path) -> None:
+    """Guards against the day on which every client is refused at once."""
+    issue(tmp_path, days=10)
+    path = str(tmp_path / "target.pem")
+    registry = CollectorRegistry()
+    registry.register(CertificateSeries([path, None, path]))
+
+    def left_days() -> float:
+        (value,) = samples(generate_latest(registry).decode()).values()
+        return (value - time.time()) / 86_400
+
+    assert 9.9 < left_days() < 10.1
+    issue(tmp_path, days=20)
+    assert 19.9 < left_days() < 20.1
+    (tmp_path / "target.pem").unlink()
+    assert left_days() < 0

@@ -59,7 +59,8 @@ def test_a_folder_with_a_missing_shard_names_it(cache: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "role", "source"), [("stub:markov?p=1", "target", "stub"), ("ngram", "draft", "builtin")]
+    ("name", "role", "source"),
+    [("stub:markov?p=1", "target", "stub"), ("ngram", "draft", "builtin"), ("suffix", "draft", "builtin")],
 )
 def test_names_without_weights_pass_through(name: str, role: models.Role, source: str) -> None:
     """Guards against stubs and model-free drafts touching the network."""
@@ -135,7 +136,8 @@ def test_a_failing_hub_says_try_later(fake_hub: FakeHub) -> None:
 
 def test_a_repository_without_safetensors_is_refused_before_the_download(fake_hub: FakeHub) -> None:
     """Guards against unpickling weights, and against downloading what cannot be loaded."""
-    del fake_hub.models["tiny/model"].files["model.safetensors"]
+    files = fake_hub.models["tiny/model"].files
+    files["pytorch_model.bin"] = files.pop("model.safetensors")
     assert "no safetensors weights" in refusal("tiny/model")
 
 

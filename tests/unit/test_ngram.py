@@ -10,7 +10,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_service.ngram import NgramIndex, NgramProposer
+from draft_service.lookup import LookupProposer
+from draft_service.ngram import NgramIndex
 from outrider.engine.block_manager import BlockManager
 from outrider.engine.streams import Streams
 from outrider.rpc.link import Attached, Delivery
@@ -85,7 +86,7 @@ class Desk:
 
     def __init__(self, excluded: list[int] | None = None) -> None:
         self.streams = Streams(BlockManager(1, 1), 10.0)
-        self.proposer = NgramProposer(self.streams, shortest=2, longest=4)
+        self.proposer = LookupProposer(self.streams, lambda: NgramIndex(2, 4))
         self.link = Link()
         ids = np.array(excluded or [], np.uint32)
         self.proposer.receive(Attached(owner=OWNER, epoch=1, excluded_ids=ids))
@@ -151,7 +152,7 @@ def test_closed_streams_leave_nothing_behind() -> None:
 def test_prompt_lookup_needs_no_torch() -> None:
     """Guards the start-up time and the memory of the default draft."""
     program = (
-        "import sys, draft_service.__main__, draft_service.ngram_backend\n"
+        "import sys, draft_service.__main__, draft_service.lookup_backend\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'ray')))"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0

@@ -6,19 +6,24 @@ import asyncio
 import json
 import random
 from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import fields as fields_of
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from coordinator import reply
 from coordinator.app import build_app
 from coordinator.fields import FIELDS
 from coordinator.front import Front, FrontConfig
 from coordinator.prepare import Policy
-from coordinator.served import COMPLETION_MAX_TOKENS
+from coordinator.served import COMPLETION_MAX_TOKENS, Defaults
 from outrider.errors import DeadlineExceeded, NonFiniteLogits
+from outrider.planted import Plant
 from outrider.sampling import Rule
-from tests.scripted_decoder import EOS, MAX_MODEL_LEN, MODEL, ScriptedDecoder, http_client, running_front
+from tests.scripted_decoder import EOS, MAX_MODEL_LEN, MODEL, ScriptedDecoder, http_client, part_info, running_front
 
 GOOD = {"model": MODEL, "prompt": "hi"}
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
@@ -134,6 +139,41 @@ async def test_several_answers_are_told_apart() -> None:
     assert texts == {0: "abcd", 1: "abcd"}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_is_named_as_its_client_named_it(stream: bool) -> None:
+    """Guards tracing: header and body carry the client's id, or a new one where it is unfit for a header."""
+    async with http_client(ScriptedDecoder()) as client:
+        body = {**GOOD, "stream": stream}
+        response = await client.post("/v1/completions", json=body, headers={"X-Request-Id": "trace-7"})
+        assert response.headers["x-request-id"] == "trace-7"
+        assert '"id":"cmpl-trace-7"' in response.text
+        for odd in ({}, {"X-Request-Id": "a b"}, {"X-Request-Id": "x" * 129}):
+            other = await client.post("/v1/completions", json=body, headers=odd)
+            assert len(other.headers["x-request-id"]) == 32
+        wrong = {**body, "model": "other"}
+        refused = await client.post("/v1/completions", json=wrong, headers={"X-Request-Id": "t"})
+        assert (refused.status_code, refused.headers["x-request-id"]) == (404, "t")
+
+
+async def test_a_stream_that_waits_is_kept_alive_with_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards long queues against clients that give up on a silent connection; what fails behind a ping is a frame."""
+    monkeypatch.setattr(reply, "PING_S", 0.1)
+    decoder = ScriptedDecoder()
+    decoder.gate = asyncio.Event()
+    decoder.error, decoder.error_after = DeadlineExceeded("too late"), 3
+    async with http_client(decoder) as client:
+        asking = asyncio.create_task(client.post("/v1/completions", json={**GOOD, "stream": True, "max_tokens": 9}))
+        await asyncio.sleep(0.35)
+        decoder.gate.set()
+        response = await asking
+        whole = await client.post("/v1/completions", json={**GOOD, "max_tokens": 1})
+    frames = response.text.split("\n\n")
+    assert frames[0] == ": ping" and frames.count(": ping") >= 2
+    assert [frame[:6] for frame in frames if frame and frame != ": ping"] == ["data: "] * 3
+    assert "too late" in frames[-3] and response.status_code == 200
+    assert whole.json()["choices"][0]["text"] == "a"
+
+
 # ---- ends ----
 
 
@@ -195,6 +235,35 @@ async def test_unset_values_are_openai_s_or_the_model_s_own() -> None:
         found = (params.temperature, params.top_p, params.top_k, params.min_p, params.repetition_penalty)
         assert (*found, params.stop_token_ids) == expected
         assert params.max_tokens == COMPLETION_MAX_TOKENS
+
+
+async def test_the_documentation_lists_every_default() -> None:
+    """Guards the one table of defaults: each row is what an empty request gets, and what the model may replace."""
+    text = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text("utf-8")
+    table = text.split("## Defaults")[1].split("|---|---|---|\n")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    documented = {name.strip("`"): (default, source) for name, default, source in rows}
+    decoder, chatting = ScriptedDecoder(), ScriptedDecoder([*b"ab", EOS])
+    await complete(decoder)
+    await complete(chatting, **CHAT)
+    params, chat_params = decoder.streams[0].request.params, chatting.streams[0].request.params
+    of_model = {
+        field.name
+        for field in fields_of(Defaults)
+        if getattr(Defaults.of_model({field.name: 7}), field.name) != getattr(Defaults(), field.name)
+    }
+    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+        assert documented.pop(name) == (str(getattr(params, name)), f"`{name}`")
+        of_model.remove(name)
+    for name in ("presence_penalty", "frequency_penalty", "min_tokens"):
+        assert documented.pop(name) == (str(getattr(params, name)), "-")
+    assert documented.pop("max_tokens`, completions") == (str(params.max_tokens), "-")
+    assert documented.pop("max_tokens`, chat") == ("what the context has room for", "`max_new_tokens`")
+    assert chat_params.max_tokens == MAX_MODEL_LEN - len(chatting.streams[0].request.prompt_ids)
+    of_model.remove("max_new_tokens")
+    assert documented.pop("n") == (str(len(decoder.streams)), "-")
+    assert documented.pop("seed") == ("random", "-") and decoder.streams[0].request.seed is None
+    assert not documented and not of_model
 
 
 async def test_a_chat_answer_may_fill_the_context_unless_the_model_says_otherwise() -> None:
@@ -317,7 +386,10 @@ BAD = [
     ("prompt", {"prompt": []}),
     ("prompt", {"prompt": [""]}),
     ("prompt", {"prompt": [[]]}),
-    ("prompt", {"prompt": ["a", "b"]}),
+    ("prompt", {"prompt": ["a", ""]}),
+    ("prompt", {"prompt": [[97], []]}),
+    ("prompt", {"prompt": ["a", [98]]}),
+    ("prompt", {"prompt": ["a"] * 20, "n": 16}),
     ("prompt", {"prompt": [258]}),
     ("prompt", {"prompt": [-1]}),
     ("prompt", {"prompt": [2**40]}),
@@ -356,15 +428,40 @@ BAD = [
     ("speculative.num_speculative_tokens", {"speculative": {"num_speculative_tokens": -1}}),
     ("num_speculative_tokens", {"speculative": {"num_speculative_tokens": 99}}),
     ("speculative.method", {"speculative": {"method": "magic"}}),
-    ("logprobs", {"logprobs": 5}),
-    ("echo", {"echo": True}),
-    ("response_format", {"response_format": {"type": "json_object"}}),
+    *[("logprobs", {"logprobs": value}) for value in (-1, 21, "5", True, 1.0)],
+    *[("logprobs", {**CHAT, "logprobs": value}) for value in (1, 5, "true")],
+    *[("top_logprobs", {**CHAT, "logprobs": True, "top_logprobs": value}) for value in (-1, 21, True, "2")],
+    ("top_logprobs", {**CHAT, "top_logprobs": 2}),
+    *[("prompt_logprobs", {"prompt_logprobs": value}) for value in (-1, 21, True)],
+    ("prompt_logprobs", {"prompt_logprobs": 1, "stream": True}),
+    ("echo", {"echo": 1}),
+    ("echo", {**CHAT, "echo": True}),
+    ("best_of", {"best_of": 2}),
+    ("best_of", {"best_of": 0}),
+    ("suffix", {"suffix": "x"}),
+    *[("bad_words", {"bad_words": value}) for value in ("a", [""], [1], ["a"] * 257, ["\ud800"])],
+    *[("truncate_prompt_tokens", {"truncate_prompt_tokens": value}) for value in (-2, 1.5, "1")],
+    ("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
+    ("add_special_tokens", {"add_special_tokens": 1}),
+    ("guided_grammar", {"guided_grammar": 'start: "a"'}),
+    ("response_format", {"response_format": {"type": "xml"}}),
+    ("response_format", {"response_format": {"type": "json_schema"}}),
+    ("structured_outputs", {"structured_outputs": {}}),
+    ("guided_choice", {"guided_choice": []}),
+    ("guided_regex", {"guided_json": {}, "guided_regex": "a"}),
     *[("messages", {"messages": value}) for value in ([], "hi", [{}], [{"role": 1}], [{"content": "a"}], [1])],
     ("messages", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}),
     ("messages", {"messages": [{"role": "user", "content": "\udfff"}]}),
     ("max_completion_tokens", {**CHAT, "max_completion_tokens": 0}),
     ("continue_final_message", {**CHAT, "continue_final_message": True, "add_generation_prompt": True}),
-    ("tools", {**CHAT, "tools": [{"type": "function"}]}),
+    ("tools", {**CHAT, "tools": {"type": "function"}}),
+    ("tool_choice", {**CHAT, "tools": [{"type": "function"}], "tool_choice": "required"}),
+    ("tool_choice", {**CHAT, "tool_choice": {"type": "function", "function": {"name": "f"}}}),
+    ("messages", {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]}),
+    ("messages", {"messages": [{"role": "assistant", "tool_calls": 5}]}),
+    ("documents", {**CHAT, "documents": "x"}),
+    ("reasoning_effort", {**CHAT, "reasoning_effort": "low"}),
+    ("chat_template", {**CHAT, "chat_template": "{{ messages }}"}),
 ]
 
 
@@ -446,7 +543,15 @@ async def test_a_body_beyond_the_limit_is_refused() -> None:
     """Guards the coordinator's memory."""
     async with http_client(ScriptedDecoder()) as client:
         response = await client.post("/v1/completions", json={**GOOD, "prompt": "x" * (1 << 20)})
-        assert response.status_code == 400
+        assert response.status_code == 413
+        assert response.json()["error"]["message"].startswith("body: is larger than 1048576 bytes")
+
+        async def endless() -> AsyncIterator[bytes]:
+            while True:
+                yield b" " * 65_536
+
+        response = await client.post("/v1/completions", content=endless())  # without a Content-Length
+        assert response.status_code == 413
         assert "1048576 bytes" in response.json()["error"]["message"]
 
 
@@ -659,6 +764,7 @@ async def test_readiness_is_the_target_s_and_a_missing_draft_only_degrades() -> 
     """Guards against a dead draft taken for an outage, and against requests sent to a coordinator without target."""
     decoder = ScriptedDecoder()
     target, decoder.target = decoder.target, None
+    assert target is not None
     async with http_client(decoder) as client:
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/ready")).status_code == 503
@@ -666,9 +772,31 @@ async def test_readiness_is_the_target_s_and_a_missing_draft_only_degrades() -> 
         decoder.target = target
         while (ready := await client.get("/ready")).status_code != 200:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        assert ready.json() == {"degraded": [], "last_step_age_s": None}
+        body = ready.json()
+        assert (body["degraded"], body["draft"], body["last_step_age_s"]) == ([], None, None)
+        assert (body["target"]["dtype"], body["max_num_seqs"]) == (target.dtype, target.max_num_seqs)
         decoder.target = None
         assert (await client.get("/ready")).status_code == 503
+
+
+async def test_planted_errors_need_the_leave_of_every_part() -> None:
+    """Guards against a request that spoils its own answer, or the draft's good name, on a server in production."""
+    decoder = ScriptedDecoder()
+    for coordinator, target in ((False, True), (True, False), (True, True)):
+        decoder.target = part_info(allow_planted_errors=target)
+        async with http_client(decoder, FrontConfig(allow_planted_errors=coordinator)) as client:
+            answer = await client.post("/v1/completions", json={**GOOD, "speculative": {"planted_error": "raw-q"}})
+            allowed = (await client.get("/ready")).json()["planted_errors"]
+            metrics = (await client.get("/metrics")).text
+            assert (await client.post("/v1/completions", json=GOOD)).status_code == 200
+        assert allowed == [part for part, allows in (("coordinator", coordinator), ("target", target)) if allows]
+        assert f'outrider:planted_errors{{part="target"}} {float(target)}' in metrics
+        if coordinator and target:
+            assert answer.status_code == 200
+            assert decoder.streams[-2].request.planted is Plant.RAW_Q
+        else:
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] == "speculative.planted_error"
 
 
 async def test_the_model_and_the_version_are_listed() -> None:

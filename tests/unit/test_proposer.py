@@ -343,16 +343,18 @@ def test_a_token_that_the_draft_lacks_gives_no_slots_and_no_error(model: LoadedM
     assert batch.replies.status(0) == Status.OK
 
 
-def test_a_full_pool_costs_slots_and_idle_streams_their_cache_never_an_error() -> None:
+def test_a_full_pool_costs_slots_and_idle_streams_their_cache() -> None:
     """Guards drafting after many long prompts: a draft pool that fills up for ever stops drafting without a word."""
     bench = Bench(stub("stub:perfect"), num_blocks=4)  # 64 tokens
-    long = list(range(1, 41))
     for stream_id in range(1, 21):
+        long = [stream_id, *range(1, 40)]
         opens = (open_stream(stream_id, long, GREEDY),)
         batch_now = propose([Item(stream_id, long)], 3, opens=opens)
         if stream_id == 2:
             # The first stream was active just now: this one goes without rather than robbing it.
-            assert bench.propose(batch_now) == {2: []}
+            bench.send(batch_now)
+            refused = bench.run()
+            assert drafted(refused) == {2: []} and refused.replies.status(0) is Status.RESOURCE_EXHAUSTED
             continue
         bench.now += 5.0
         assert len(bench.propose(batch_now)[stream_id]) == 3
@@ -411,6 +413,19 @@ def test_a_repeated_item_is_not_answered_a_second_time() -> None:
     assert bench.link.answered == 2
 
 
+def test_a_late_duplicate_does_not_cut_what_a_newer_item_brought() -> None:
+    """Guards the KV, and with it the acceptance, against an old item that arrives again."""
+    bench = Bench(stub("stub:perfect"))
+    old = propose([Item(1, [10])], 3, opens=(open_stream(1, [10], GREEDY),))
+    bench.send(old)
+    bench.run()
+    bench.propose(propose([Item(1, [10, 11, 12, 13, 14])], 3))
+    (sequence,) = bench.streams
+    before = (list(sequence.tokens), sequence.cached)
+    bench.send(propose([Item(1, [10])], 3))
+    assert (sequence.tokens, sequence.cached) == before
+
+
 def test_unknown_streams_and_lost_prefixes_are_answered_in_the_status_column() -> None:
     """Guards the coordinator's recovery after a restart of the draft."""
     bench = Bench(stub("stub:perfect"))
@@ -444,3 +459,28 @@ def test_faults_on_purpose_do_what_they_say(kind: str) -> None:
         assert batch.replies.committed_lengths.tolist() == [len(PROMPT) - 1]
     else:
         assert ids == [9, 8, 7, 9, 8, 7]
+
+
+@pytest.mark.parametrize(("least", "slots"), [(0.0, 6), (0.95, 1), (0.85, 1), (0.8, 2), (0.7, 3), (0.5, 6)])
+def test_a_greedy_draft_stops_where_it_is_no_longer_sure(least: float, slots: int) -> None:
+    """The printable law gives its first choice .9: after i slots the draft believes in .9^i, and stops below `least`.
+
+    The first slot is drafted in any case: its step has been paid for.
+    """
+    bench = Bench(stub("stub:perfect"))
+    prompt = [65, 66]
+    bench.send(propose([Item(1, prompt)], 6, opens=(open_stream(1, prompt, GREEDY),), least_survival=least))
+    assert drafted(bench.run()) == {1: [67, 68, 69, 70, 71, 72][:slots]}
+
+
+@pytest.mark.parametrize("rule", [Rule.STANDARD, Rule.COUPLED])
+def test_a_draft_that_draws_never_stops_early(rule: Rule) -> None:
+    """What it draws is accepted with the overlap of p and q, of which its first choice's probability says little.
+
+    Exactness: where the token is drawn, whether a slot is sent must not come near what was drawn.
+    """
+    bench = Bench(stub("stub:perfect"))
+    prompt = [65, 66]
+    opens = (open_stream(1, prompt, SAMPLED, rule=rule, draft_key=1, gumbel_key=2),)
+    bench.send(propose([Item(1, prompt)], 6, opens=opens, least_survival=0.99))
+    assert len(drafted(bench.run())[1]) == 6

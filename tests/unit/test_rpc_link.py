@@ -274,3 +274,20 @@ def test_merged_batches_keep_items_and_messages_together() -> None:
     assert merged.replies.stream_ids.tolist() == [7, 8, 9]
     assert merged.replies.errors == {1: "eight", 2: "nine"}
     assert merged.timings.forward_ms == 2.0
+
+
+def test_credit_that_goes_back_does_not_hide_the_times_of_a_step() -> None:
+    """Guards step times, from which costs are learnt, against a batch without a step in the same message."""
+    nothing = Replies(
+        stream_ids=np.zeros(0, np.uint64),
+        generations=np.zeros(0, np.uint32),
+        committed_lengths=np.zeros(0, np.uint32),
+        statuses=np.zeros(0, np.uint8),
+        cached_lengths=np.zeros(0, np.uint32),
+        errors={},
+    )
+    first, second, credit = (
+        ProposalBatch(replies=nothing, slots=no_slots(0), timings=Timings(forward_ms=ms)) for ms in (1.0, 2.0, 0.0)
+    )
+    assert merge([first, second, credit]).timings.forward_ms == 2.0
+    assert merge([credit, credit]).timings == Timings()

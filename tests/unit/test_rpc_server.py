@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,9 +17,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from outrider.errors import InvalidArgument, Mismatch, OutriderError, Overloaded, Status
 from outrider.rpc.errors import from_rpc_error, to_code
+from outrider.rpc.files import raise_file_limit
 from outrider.rpc.options import (
     DRAFT_SERVICE_NAME,
     KEEPALIVE_TIME_MS,
+    MAX_CONNECTIONS,
     MIN_PING_INTERVAL_MS,
     channel_options,
     message_limit,
@@ -167,6 +170,33 @@ def test_the_message_limit_grows_with_what_a_link_may_carry() -> None:
     dense = message_limit(max_num_seqs=4, max_model_len=1_024, max_slots=4, vocab_rows=150_000)
     assert dense > 4 * 5 * 150_000 * 4
     assert message_limit(max_num_seqs=512, max_model_len=10**6, max_slots=16, vocab_rows=150_000) == 2**31 - 1
+
+
+async def test_connections_beyond_the_limit_are_closed_and_the_others_served() -> None:
+    """Guards memory and file descriptors against clients that open connections without end."""
+    assert raise_file_limit() > 2 * MAX_CONNECTIONS + 200
+    async with serving() as (_, _, port), channel_to(port) as channel:
+        await check(channel, "")
+        idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_CONNECTIONS + 100)]
+        try:
+            async with asyncio.timeout(30):
+                while sum(map(_is_closed, idle)) < 100:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            assert await check(channel, "") == health_pb2.HealthCheckResponse.NOT_SERVING
+        finally:
+            for connection in idle:
+                connection.close()
+        async with asyncio.timeout(30), channel_to(port) as another:
+            await another.channel_ready()
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 async def test_sigterm_drains_and_a_second_one_stops_at_once() -> None:

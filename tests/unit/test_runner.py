@@ -268,11 +268,41 @@ def test_a_long_step_is_not_taken_for_one_that_hangs(rig, monkeypatch: pytest.Mo
     answer, entered = ask(rig, 2), threading.Event()
     while rig.runner.stats().step_running_s is None:
         entered.wait(0.001)
-    monkeypatch.setattr("outrider.engine.runner.STUCK_AFTER_S", 0.0)
+    monkeypatch.setattr("outrider.engine.step_meter.STUCK_AFTER_S", 0.0)
     assert not rig.runner.is_stuck
-    monkeypatch.setattr("outrider.engine.runner.STUCK_TOKEN_S", 0.0)
+    monkeypatch.setattr("outrider.engine.step_meter.STUCK_TOKEN_S", 0.0)
     assert rig.runner.is_stuck
     rig.model.gate.set()
     answer.result(TIMEOUT_S)
     rig.runner.call(lambda: None).result(TIMEOUT_S)
     assert not rig.runner.is_stuck
+
+
+def test_idle_work_gives_way_to_messages_and_ends(monkeypatch: pytest.MonkeyPatch):
+    """Measuring what steps cost must not delay a step by more than one pass, nor keep the thread awake when done."""
+    monkeypatch.setattr("outrider.engine.idle_work.IDLE_AFTER_S", 0.0)
+
+    class Work:
+        steps, pauses, done = 0, 0, threading.Event()
+
+        def step(self) -> float | None:
+            self.steps += 1
+            if self.steps < 200:
+                return 0.001
+            self.done.set()
+            return None
+
+        def pause(self) -> None:
+            self.pauses += 1
+
+    work, worker = Work(), EchoWorker()
+    runner: Runner = Runner(lambda: (runner.when_idle(work), (EchoModel(), worker))[1])
+    runner.start()
+    runner.ready.result(TIMEOUT_S)
+    future: Future = Future()
+    runner.submit((7, future))
+    assert future.result(TIMEOUT_S)[0] == 7
+    assert work.pauses > 0
+    assert work.done.wait(TIMEOUT_S)
+    runner.close()
+    assert work.steps == 200

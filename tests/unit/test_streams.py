@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -10,13 +11,14 @@ from outrider.engine.block_manager import BlockManager
 from outrider.engine.sequence import Sequence
 from outrider.engine.streams import Streams
 from outrider.errors import InvalidArgument, Overloaded, StaleCache, UnknownStream
+from outrider.planted import Plant
 from outrider.sampling import SamplingParams
 from outrider.seam import StreamOpen, prefix_hash
 
 OWNER, STRANGER = b"o" * 16, b"s" * 16
 
 
-def opened(stream_id: int = 1, prompt_length: int = 3, **fields: int) -> StreamOpen:
+def opened(stream_id: int = 1, prompt_length: int = 3, **fields: Any) -> StreamOpen:
     return StreamOpen(stream_id=stream_id, prompt_length=prompt_length, params=SamplingParams(), **fields)
 
 
@@ -303,6 +305,17 @@ def test_a_link_that_comes_back_in_time_keeps_its_streams(streams: Streams, cloc
     assert 1 in streams and streams.is_current(OWNER, 2) and not streams.is_current(OWNER, 1)
     with pytest.raises(InvalidArgument, match="link_epoch"):
         streams.attach(OWNER, epoch=2)
+
+
+def test_planted_errors_are_refused_where_they_are_not_allowed(streams: Streams, pool: BlockManager):
+    """Guards a service in production against a coordinator that asks it for errors."""
+    wanted = opened(planted=Plant.ROW_SHIFT)
+    with pytest.raises(InvalidArgument, match="planted_error"):
+        streams.open(wanted, OWNER)
+    assert len(streams) == 0
+    allowing = Streams(pool, lease_s=10.0, allow_planted_errors=True)
+    allowing.attach(OWNER, epoch=1)
+    assert allowing.open(wanted, OWNER).opened.planted is Plant.ROW_SHIFT
 
 
 def test_a_stream_ends_at_its_deadline(streams: Streams, clock: Clock):

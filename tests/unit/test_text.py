@@ -99,6 +99,62 @@ def test_the_first_word_keeps_its_space_behind_a_prompt() -> None:
     assert tokenizer.detokenizer([]).push(1) == "world"
 
 
+def sentencepiece_bytes() -> Tokenizer:
+    """Words with U+2581 for a space, single letters, and every byte, under the decoder that Llama's tokenizer has."""
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁Hello", "▁a", "▁", "b", "é", "STOP", "OP"]
+    backend = Backend(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return Tokenizer(backend, None, None)
+
+
+SENTENCEPIECE = sentencepiece_bytes()
+PIECES = [[257], [258], [259], [260], [261], [262], [263], *([1 + byte for byte in text.encode()] for text in "é€😀x")]
+
+
+PROMPTS = st.sampled_from(
+    [[257, 260], [1 + byte for byte in "é".encode()], [258, *[1 + byte for byte in "😀".encode()]]]
+)
+
+
+def said(prompt: list[int], tokens: list[int]) -> str:
+    """What the tokens add to the prompt's text."""
+    return SENTENCEPIECE.decode([*prompt, *tokens]).removeprefix(SENTENCEPIECE.decode(prompt))
+
+
+@given(PROMPTS, st.lists(st.sampled_from(PIECES), max_size=20), st.lists(st.integers(1, 5), max_size=30))
+def test_bytes_beside_words_stream_as_they_decode(prompt: list[int], pieces: list[list[int]], cuts: list[int]) -> None:
+    """Guards characters that are spelled in bytes behind others and between words, and the space of the first word."""
+    tokens = [token for piece in pieces for token in piece]
+    text = AnswerText(SENTENCEPIECE.detokenizer(prompt))
+    streamed, _ = stream(tokens, cuts, text)
+    assert "".join(streamed) == said(prompt, tokens)
+    assert not any("\ufffd" in piece for piece in streamed)
+    assert b"".join(SENTENCEPIECE.bytes[token] for token in tokens).decode() == "".join(streamed)
+
+
+@given(
+    PROMPTS,
+    st.lists(st.sampled_from(PIECES), max_size=20),
+    st.lists(st.sampled_from(["STOP", "OP", " a", "é€", "b", "STOPSTOP"]), min_size=1, max_size=3),
+    st.lists(st.integers(1, 5), max_size=30),
+)
+def test_stop_strings_are_found_in_bytes_and_words_alike(
+    prompt: list[int], pieces: list[list[int]], stop: list[str], cuts: list[int]
+) -> None:
+    """Guards stop strings over the edges of tokens of several characters: one token may complete two of them."""
+    tokens = [token for piece in pieces for token in piece]
+    whole = said(prompt, tokens)
+    found = sorted((whole.find(one) + len(one), whole.find(one)) for one in stop if one in whole)
+    answer = AnswerText(SENTENCEPIECE.detokenizer(prompt), stop=stop)
+    streamed, kept = stream(tokens, cuts, answer)
+    assert "".join(streamed) == (whole[: found[0][1]] if found else whole)
+    assert (answer.stopped_by is None) is not bool(found)
+    if found:  # the last token kept is the one that completes the match
+        assert len(said(prompt, kept)) >= found[0][0]
+
+
 def test_special_tokens_are_left_out_unless_wanted() -> None:
     """Guards against `<eos>` in answers, and against `skip_special_tokens: false` having no effect."""
     assert BYTES.detokenizer([]).push(EOS) == ""
@@ -135,7 +191,7 @@ def test_a_stop_string_early_in_a_round_is_found() -> None:
     """Guards against a window that looks only at the end of a block of accepted tokens."""
     answer = answer_text(stop=["b"])
     assert answer.cut(b"abcdef") == 1
-    assert answer.take(b"ab", last=True) == ("a", (1, 1))
+    assert answer.take(b"ab", last=True) == ("a", (1, 1), (0, 1))
 
 
 def test_the_stop_string_is_shown_where_it_is_wanted() -> None:
@@ -154,13 +210,20 @@ def test_stop_strings_count_only_behind_min_tokens() -> None:
 def test_a_stop_id_has_no_text() -> None:
     """Guards against a stop id's text at the end of the answer."""
     answer = AnswerText(BYTES.detokenizer([]), stop_ids=frozenset(b"c"))
-    assert answer.take(b"abc", last=True) == ("ab", (1, 2, 2))
+    assert answer.take(b"abc", last=True) == ("ab", (1, 2, 2), (0, 1, 2))
 
 
 def test_text_ends_say_which_text_each_token_contributed() -> None:
     """Guards the colouring of drafted tokens against characters that complete later."""
     answer = answer_text()
-    assert answer.take("aé".encode(), last=False) == ("aé", (1, 1, 2))
+    assert answer.take("aé".encode(), last=False) == ("aé", (1, 1, 2), (0, 1, 1))
+
+
+def test_a_token_begins_where_its_text_does_though_it_is_held_back() -> None:
+    """Guards `text_offset` against the rounds in which text happens to become certain."""
+    answer = answer_text(stop=["abx"])
+    assert answer.take(b"ab", last=False) == ("", (0, 0), (0, 1))
+    assert answer.take(b"c", last=False) == ("abc", (3,), (2,))
 
 
 def test_the_beginning_of_sequence_stands_exactly_once() -> None:

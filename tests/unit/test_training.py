@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from dataclasses import replace
@@ -11,23 +12,26 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outrider.engine.eagle3 import Eagle3Config, Eagle3Head
 from outrider.engine.eagle3_checkpoint import load
 from outrider.errors import InvalidArgument
 from outrider.models import ResolvedModel
 from outrider.training.batches import Batch, collate
+from outrider.training.fit import FittingRows, fit_start
 from outrider.training.flight import Asked
-from outrider.training.generate import GenerationPlan
+from outrider.training.generate import GenerationPlan, imagine
 from outrider.training.held_out import measure
 from outrider.training.initial import feature_layers
-from outrider.training.plan import PASSES, Budget, Speed, estimate
-from outrider.training.prompts import CYCLE, BuiltinPrompts, FilePrompts, Library, Prompt
+from outrider.training.loop import TrainingPlan
+from outrider.training.loss import sparse_loss
+from outrider.training.plan import PASSES, Budget, Kind, Speed, estimate
+from outrider.training.prompts import CYCLE, IMAGINED, BuiltinPrompts, FilePrompts, Library, Prompt
+from outrider.training.pruned import LmTrainer, pruned
 from outrider.training.run import Options, Run
 from outrider.training.store import Store
 from outrider.training.teacher import Lesson, Teacher
-from outrider.training.train import TrainingPlan
 from outrider.training.unroll import Unroll
 from tests.unit.tiny import tiny_llama
 
@@ -44,6 +48,7 @@ CONFIG = Eagle3Config(
     vocab=VOCAB,
     draft_vocab=40,
     window=9,
+    direct=True,
 )
 
 
@@ -112,6 +117,7 @@ class SerialDraft:
 
         hidden = torch.empty(0)
         for position in range(lesson.start, place + steps):
+            hidden = self._head.carry(hidden) if position > place else hidden
             if position <= place:
                 hidden = self._head.fuse(lesson.features[position - lesson.start].float()[None])
             embedding = self._table[int(lesson.ids[position + 1])][None]
@@ -156,8 +162,8 @@ def test_a_feature_from_the_next_position_is_noticed() -> None:
 
 
 @torch.no_grad()
-def test_the_loss_is_cross_entropy_with_the_rest_as_one_outcome() -> None:
-    """Guards the folding of what lies behind the kept probabilities."""
+def test_the_loss_is_cross_entropy_over_the_ids_that_both_know() -> None:
+    """Guards the loss against mass that the draft cannot reach."""
     head, table = small_head(), torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(2))
     lesson = random_lesson(3, 4, 3)
     batch = collate([lesson], CPU)
@@ -169,9 +175,87 @@ def test_the_loss_is_cross_entropy_with_the_rest_as_one_outcome() -> None:
         ids, p = lesson.top_ids[anchor + 1].tolist(), lesson.top_probs[anchor + 1].float()
         places = {int(target): draft for draft, target in enumerate(head.target_ids)}
         known = [(float(p[i]), float(q[places[j]])) for i, j in enumerate(ids) if j in places]
-        loss = -sum(a * torch.tensor(b).log() for a, b in known)
-        losses.append(loss - (1 - p.sum()) * (1 - torch.tensor([b for _, b in known]).sum()).log())
+        losses.append(-sum(a * torch.tensor(b).log() for a, b in known))
     assert float(step.loss) == pytest.approx(float(torch.stack(losses).mean()), abs=2e-2)
+
+
+@pytest.mark.parametrize("acceptance_share", [0.0, 0.7])
+def test_gradients_of_the_sparse_loss_are_those_of_its_formula(acceptance_share: float) -> None:
+    """Guards the gradient that is made in place of q, against autograd over the plain formula."""
+    generator = torch.Generator().manual_seed(5)
+    hidden, weight = (torch.randn(n, 6, generator=generator, dtype=torch.float64) for n in (7, 20))
+    ids = torch.stack([torch.randperm(20, generator=generator)[:5] for _ in range(7)])
+    ids[2, 3] = -1
+    p = torch.rand(7, 5, generator=generator).softmax(1) * 0.9
+
+    def plain(hidden: Tensor, weight: Tensor) -> Tensor:
+        q = (hidden @ weight.T).softmax(1).gather(1, ids.clamp(min=0)).float()
+        known = ids >= 0
+        entropy = -(p * q.log() * known).sum(1)
+        alpha = (torch.minimum(p, q) * known).sum(1)
+        return ((1 - acceptance_share) * entropy - acceptance_share * alpha.log()).mean()
+
+    results = []
+    for loss_of in (plain, lambda h, w: sparse_loss(h, w, ids, p, acceptance_share)[0]):
+        inputs = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        loss = loss_of(*inputs)
+        (2 * loss).backward()
+        results.append((loss.detach(), *(one.grad for one in inputs)))
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_thinned_lessons_are_scored_as_all_of_them_are() -> None:
+    """Guards the renumbering of lessons that go on: a row must keep its own keys."""
+    head, table = small_head(), torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(2))
+    batch = collate([random_lesson(i, 5 + i, 6 + i) for i in range(4)], CPU)
+    unroll = unrolled(head, table, batch)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        whole, thinned = unroll(batch, STEPS), unroll(batch, STEPS, thinning=0.6)
+    assert [len(step.lessons.unique()) for step in thinned] == [4, 2, 1, 1]
+    for full, part in zip(whole, thinned, strict=True):
+        places = {place: i for i, place in enumerate(zip(full.lessons.tolist(), full.anchors.tolist(), strict=True))}
+        kept = [places[place] for place in zip(part.lessons.tolist(), part.anchors.tolist(), strict=True)]
+        torch.testing.assert_close(part.alpha, full.alpha[kept], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_rest_of_the_target_reads_features_as_its_pass_does(teacher: Teacher) -> None:
+    """Guards what the closed-form start is fitted to: the target's own last hidden states."""
+    lesson = teacher.answer(
+        asked([5], 1.0), max_tokens=20, stop_ids=frozenset(), generator=torch.Generator().manual_seed(1)
+    )[0]
+    logits = teacher.network.get_output_embeddings()(teacher.finish(lesson)[lesson.prompt_tokens - 1 :])
+    assert lesson.start == 0
+    found = logits.softmax(-1).gather(1, lesson.top_ids.long())[: len(lesson.top_ids)]
+    torch.testing.assert_close(found, lesson.top_probs.float(), rtol=0.1, atol=0.02)
+    assert len(teacher.network.get_decoder().layers) == 4
+
+
+def test_the_closed_form_start_finds_a_target_it_can_express() -> None:
+    """Guards the order of the three fits and which weight each goes into."""
+    generator = torch.Generator().manual_seed(3)
+    head = small_head()
+    table = torch.randn(VOCAB, HIDDEN, generator=generator)
+    rows = 4000
+    features = torch.randn(rows, 3 * HIDDEN, generator=generator).bfloat16()
+    ids = torch.randint(0, VOCAB, (rows,), generator=generator)
+    token = head.midlayer.input_layernorm(table[ids]).detach()
+    from_features = torch.randn(3 * HIDDEN, HIDDEN, generator=generator) * 0.1
+    from_token = torch.randn(HIDDEN, HIDDEN, generator=generator) * 0.1
+    wanted = features.float() @ from_features + token @ from_token
+    finals = (wanted * head.norm.weight).detach()
+    fit_start(
+        head,
+        lambda i: F.embedding(i, table),
+        torch.ones(3 * HIDDEN),
+        FittingRows(features, ids, finals, torch.arange(rows) < rows - 1),
+    )
+    torch.testing.assert_close(head.fc.weight, from_features.T, atol=0.02, rtol=0.05)
+    assert head.midlayer.embed_proj is not None
+    torch.testing.assert_close(head.midlayer.embed_proj(token), token @ from_token, atol=0.05, rtol=0.05)
+    assert float(head.midlayer.mlp.down_proj.weight.detach().abs().max()) < 0.05
 
 
 @torch.no_grad()
@@ -192,6 +276,18 @@ def test_greedy_length_counts_unbroken_matches_of_greedy_answers() -> None:
     result = measure(unrolled(head, table, batch), [lesson, random_lesson(1, 4, 8)], 3, CPU)
     assert result.greedy == pytest.approx(shares)
     assert result.greedy_length == pytest.approx(1 + sum(shares))
+
+
+def test_equal_logits_do_not_hide_a_greedy_answer() -> None:
+    """Guards the measure: bfloat16 logits are often equal, and longer answers would nearly all be left out."""
+    lesson = random_lesson(0, 12, 8)
+    ids, probs = lesson.ids.clone(), lesson.top_probs.clone()
+    ids[12:] = lesson.top_ids[:, 0]
+    probs[3, 1] = probs[3, 0]
+    ids[15] = lesson.top_ids[3, 1]
+    tied = replace(lesson, ids=ids, top_probs=probs)
+    below = replace(tied, top_probs=lesson.top_probs)
+    assert collate([tied, below], CPU).greedy.tolist() == [True, False]
 
 
 def asked(lengths: list[int], temperature: float) -> list[Asked]:
@@ -256,11 +352,13 @@ def test_shards_come_back_as_written(tmp_path: Path) -> None:
 
 def test_builtin_prompts_repeat_for_a_seed_and_differ_between_batches() -> None:
     """Guards resumed runs: a batch asked for again must be the same one."""
-    library = Library(texts=["Some text. " * 80], chats=[({"role": "user", "content": "Hi"},)])
+    imagined = [f"What is {number}?" for number in range(40)]
+    library = Library(texts=["Some text. " * 80], chats=[({"role": "user", "content": "Hi"},)], imagined=imagined)
     batches = [BuiltinPrompts(0).batch(number, 40, library) for number in range(len(CYCLE))]
-    assert batches[5] == BuiltinPrompts(0).batch(5, 40, library)
-    assert batches[1] != BuiltinPrompts(1).batch(1, 40, library)
+    assert batches[10] == BuiltinPrompts(0).batch(10, 40, library)
+    assert batches[2] != BuiltinPrompts(1).batch(2, 40, library)
     assert [batch[0].kind for batch in batches] == list(CYCLE)
+    batches = [batch for batch in batches if batch[0].kind != IMAGINED]
     asked_for = [message["content"] for batch in batches for prompt in batch for message in prompt.messages]
     assert not any("{" in text or "}" in text for text in asked_for)
     of_their_own = [text for text in asked_for if "Some text." not in text and text != "Hi"]
@@ -322,7 +420,7 @@ def run(folder: Path, place: Path, **changes: object) -> Watcher:
         draft_vocab=64,
     )
     watcher = Watcher()
-    generation = GenerationPlan(batch=17, max_tokens=12)
+    generation = GenerationPlan(batch=17, max_tokens=12, imagined_tokens=12)
     training = TrainingPlan(rows=64, steps=3, evaluate_s=1000.0)
     Run(replace(options, **changes), watcher, generation, training)()  # type: ignore[arg-type]
     return watcher
@@ -346,6 +444,68 @@ def test_a_run_leaves_a_head_that_loads_and_a_card(folder: Path, tmp_path: Path)
         run(folder, tmp_path, resume=True, seed=1)
     run(folder, tmp_path, resume=True, budget=Budget(tokens=400))
     assert sorted((tmp_path / "work").glob("shard-*"))[: len(shards)] == shards
+
+
+def test_a_pruned_draft_is_an_ordinary_model(folder: Path, tmp_path: Path) -> None:
+    """Guards `--kind lm`: layers renumbered for the cache, target's matrices untouched, acceptance as it is served."""
+    watcher = run(folder, tmp_path, kind=Kind.LM, layers=2, budget=Budget(tokens=100))
+    assert watcher.lengths
+    draft = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    target = AutoModelForCausalLM.from_pretrained(folder)
+    assert draft.config.num_hidden_layers == len(draft.model.layers) == 2
+    assert torch.equal(draft.model.embed_tokens.weight, target.model.embed_tokens.weight.bfloat16())
+    assert not torch.equal(
+        draft.model.layers[1].mlp.up_proj.weight, target.model.layers[3].mlp.up_proj.weight.bfloat16()
+    )
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").encode("hello")
+    assert draft.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=4).shape[1] > 3
+    assert "with 2 of its layers" in (tmp_path / "out" / "README.md").read_text()
+    run(folder, tmp_path, kind=Kind.LM, layers=2, budget=Budget(tokens=250), resume=True)
+
+
+def test_a_pruned_drafts_acceptance_is_that_of_its_own_pass(folder: Path, teacher: Teacher) -> None:
+    """Guards rows and padding of the distillation: alpha must be that of plain passes over each text."""
+    network = pruned(str(folder), 3)
+    lessons = teacher.answer(
+        asked([5, 9, 3], 0.0), max_tokens=8, stop_ids=frozenset(), generator=torch.Generator().manual_seed(2)
+    )
+    trainer = LmTrainer(network, str(folder), TrainingPlan(steps=2), CPU)
+    alphas, survived = [], [[], []]  # type: ignore[var-annotated]
+    for one in lessons:
+        with torch.no_grad():
+            logits = network(one.ids[None].long()).logits[0, one.prompt_tokens - 1 : -1]
+        q = logits.softmax(-1).gather(1, one.top_ids.long())
+        alphas.append(torch.minimum(q, one.top_probs.float()).sum(1))
+        match = (logits.argmax(-1) == one.ids[one.prompt_tokens :]).tolist()
+        survived[0] += match[:-1]
+        survived[1] += [a and b for a, b in itertools.pairwise(match)]
+    found = trainer._measure(lessons)
+    assert found.alpha[0] == pytest.approx(float(torch.cat(alphas).mean()), abs=2e-2)
+    assert found.greedy == pytest.approx([sum(s) / len(s) for s in survived], abs=0.1)
+
+
+def test_imagined_turns_begin_where_the_template_opens_one(folder: Path) -> None:
+    """Guards prompts that the target writes: from the template's opening of a turn up to the end of that turn."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    opened: list[list[int]] = []
+
+    class Writer:
+        network = AutoModelForCausalLM.from_pretrained(folder)
+
+        def answer(self, asked: list[Asked], **_: object) -> list[Lesson]:
+            opened.extend(list(one.ids) for one in asked)
+            ends = [*tokenizer("tell me of the sea", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+            endless = ends[:-1]
+            texts = [ends if i % 2 else endless for i in range(len(asked))]
+            blank = torch.zeros(1)
+            return [
+                Lesson(torch.tensor([*one.ids, *text]), len(one.ids), 0, blank, blank, blank)
+                for one, text in zip(asked, texts, strict=True)
+            ]
+
+    turns = imagine(Writer(), tokenizer, GenerationPlan(batch=6), torch.Generator())  # type: ignore[arg-type]
+    assert turns == ["tell me of the sea"] * 3
+    assert {tokenizer.decode(ids) for ids in opened} == {"user: "}
 
 
 def test_the_tokenizer_template_is_the_serving_one(folder: Path) -> None:

@@ -490,6 +490,25 @@ def test_speculation_does_not_change_the_text(llama: Any, params: SamplingParams
     assert sum(stream.accepted for stream in together) > 100
 
 
+@pytest.mark.parametrize("gamma", [1, 4, 15, 16, 17, 20])
+def test_every_gamma_gives_the_same_text(llama: Any, gamma: int) -> None:
+    """Guards block edges: rounds one slot shorter than a block, as long, and longer (the block has 16 tokens)."""
+    limits = {"num_blocks": llama.num_blocks, "block_size": llama.info.block_size}
+    assert limits["block_size"] == 16
+    alone = Stream(1, [7, 3, 9], SAMPLED, rule=Rule.COUPLED, seed=1)
+    decode(Target(llama, **limits), [alone], nothing, 100)
+    coins = np.random.default_rng(gamma)
+
+    def draft(stream: Stream) -> Draft:
+        right = alone.text[len(stream.text) : len(stream.text) + gamma]
+        return Draft([token if coins.random() < 0.9 else int(coins.integers(128)) for token in right])
+
+    speculative = Stream(1, [7, 3, 9], SAMPLED, rule=Rule.COUPLED, seed=1)
+    decode(Target(llama, **limits), [speculative], draft, 100)
+    assert speculative.text[:100] == alone.text[:100]
+    assert speculative.accepted > 20
+
+
 def test_texts_survive_preemption(llama: Any) -> None:
     """Guards against stale KV and drafted leftovers after preemption: a pool for two and a half of four streams."""
 
@@ -506,6 +525,23 @@ def test_texts_survive_preemption(llama: Any) -> None:
     assert {stream.stream_id: stream.text[:60] for stream in together} == reference
     assert target.verifier.scheduler.preemptions > 0
     assert target.verifier.streams._block_manager.used_blocks == 0
+
+
+def test_a_dense_q_beside_one_of_an_unknown_stream_is_asked_for_again(disjoint: Any) -> None:
+    """Guards the neighbours of a stream that the target lost: its rows of q would pass for theirs."""
+    target = Target(disjoint)
+    known, lost = (Stream(index, [1], SAMPLED, form=Form.DENSE) for index in (1, 2))
+    lost.is_open = True
+    q = np.zeros((1, 12), np.float32)
+    q[0, [3, 4]] = 0.5
+    drafts = [Draft([3], None, q), Draft([3], None, q[:, ::-1].copy())]
+    target.send(verify([(lost, drafts[1]), (known, drafts[0])]))
+    verdicts = {verdict.stream_id: verdict for verdict in target.settle()}
+    assert (verdicts[2].status, verdicts[1].status) == (Status.NOT_FOUND, Status.UNAVAILABLE)
+    known.generation = 1
+    target.send(verify([(known, drafts[0])]))
+    (verdict,) = target.settle()
+    assert verdict.status is Status.OK and verdict.cut is Cut.NONE
 
 
 def test_dense_and_sparse_forms_agree(disjoint: Any) -> None:
