@@ -16,7 +16,7 @@ INSTALLED := $(VENV)/.installed
 PROTOS := $(wildcard proto/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-model check format proto bench up down clean
+.PHONY: help install demo test test-model test-cluster check format proto bench up down clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -47,6 +47,9 @@ test: $(INSTALLED)  ## The default suite: under five minutes on two cores.
 
 test-model: $(INSTALLED)  ## The bars on the default model: under fifteen minutes on two cores.
 	$(BIN)/python -m pytest tests -m "model and not gpu"
+
+test-cluster: $(INSTALLED)  ## Deployment on a Ray cluster of several nodes on this machine: three to five minutes.
+	$(BIN)/python -m pytest tests/chaos -m cluster
 
 check: $(INSTALLED)  ## What CI runs before the tests: format, lint, types, import rules, stale stubs.
 	$(BIN)/ruff format --check .

@@ -27,9 +27,10 @@ from outrider.training.flight import Asked
 from outrider.training.generate import render, stop_ids_of
 from outrider.training.held_out import measure
 from outrider.training.prompts import Prompt
-from outrider.training.teacher import Teacher
+from outrider.training.teacher import Lesson, Teacher
 from outrider.training.unroll import Unroll
 
+BATCH = 24
 CPU = torch.device("cpu")
 CHAT = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 
@@ -41,6 +42,22 @@ def prompts(path: Path, per_task: int) -> dict[str, list[str]]:
         entry = json.loads(line)
         tasks["chat" if entry["category"] in CHAT else entry["category"]].append(entry["turns"][0])
     return {task: turns[:: max(1, len(turns) // per_task)][:per_task] for task, turns in tasks.items()}
+
+
+def answers(
+    teacher: Teacher, tasks: dict[str, list[list[int]]], tokens: int, stop_ids: frozenset[int]
+) -> dict[tuple[str, float], list[Lesson]]:
+    """Answers by task and temperature; prompts of like length are answered together, whatever their task."""
+    asked = [(task, Asked(ids, t)) for task, prompts in tasks.items() for ids in prompts for t in (0.0, 1.0)]
+    asked.sort(key=lambda one: len(one[1].ids))
+    generator = torch.Generator().manual_seed(0)
+    found: dict[tuple[str, float], list[Lesson]] = defaultdict(list)
+    for start in range(0, len(asked), BATCH):
+        some = asked[start : start + BATCH]
+        made = teacher.answer([a for _, a in some], max_tokens=tokens, stop_ids=stop_ids, generator=generator)
+        for (task, one), lesson in zip(some, made, strict=True):
+            found[task, one.temperature].append(lesson)
+    return found
 
 
 def main() -> None:
@@ -60,22 +77,17 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     table = teacher.network.get_input_embeddings().weight.detach()
     unroll = Unroll(head, lambda ids: F.embedding(ids, table), torch.ones(head.fc.in_features))
-    stop_ids = stop_ids_of(teacher.network, tokenizer)
+    tasks = {
+        task: [render(tokenizer, Prompt(({"role": "user", "content": turn},), task)) for turn in turns]
+        for task, turns in prompts(arguments.benchmark, arguments.per_task).items()
+    }
+    lessons = answers(teacher, tasks, arguments.tokens, stop_ids_of(teacher.network, tokenizer))
     lengths = []
     print(f"{'task':16}{'length at gamma 1, 2, ...':34}greedy survival; alpha at temperature 1")
-    for task, turns in prompts(arguments.benchmark, arguments.per_task).items():
-        rendered = [render(tokenizer, Prompt(({"role": "user", "content": turn},), task)) for turn in turns]
-        by_temperature = []
-        for temperature in (0.0, 1.0):
-            generator = torch.Generator().manual_seed(0)
-            lessons = teacher.answer(
-                [Asked(ids, temperature) for ids in rendered],
-                max_tokens=arguments.tokens,
-                stop_ids=stop_ids,
-                generator=generator,
-            )
-            by_temperature.append(measure(unroll, lessons, arguments.gamma, CPU))
-        greedy, sampled = by_temperature
+    for task in tasks:
+        greedy, sampled = (
+            measure(unroll, lessons[task, temperature], arguments.gamma, CPU) for temperature in (0.0, 1.0)
+        )
         gains = [1 + sum(greedy.greedy[: i + 1]) for i in range(arguments.gamma)]
         lengths.append(gains)
         print(

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from outrider.client import Answer, Client, request
 from outrider.fetch.reporter import LogReporter
-from outrider.local.stack import StackOptions, make_plan, running
+from outrider.local.stack import StackOptions, make_plan, private
 from tests.model.prompts import BUILT_IN
 
 CHAT = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -34,13 +34,9 @@ def main() -> None:
         draft=arguments.draft,
         dtype=arguments.dtype,
         num_speculative_tokens=arguments.num_speculative_tokens,
-        port=0,
-        grpc_port=0,
-        draft_port=0,
-        target_port=0,
     )
     with (
-        running(options, make_plan(options), LogReporter(), print, exclusive=False) as stack,
+        private(options, make_plan(options), LogReporter(), print) as stack,
         Client(stack.state.grpc) as client,
     ):
         _answer(client, "Say hello.", arguments, speculate=True)

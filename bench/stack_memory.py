@@ -18,7 +18,7 @@ import psutil
 
 from outrider.client import Answer, Client, request
 from outrider.fetch.reporter import LogReporter
-from outrider.local.stack import StackOptions, make_plan, running
+from outrider.local.stack import StackOptions, make_plan, private
 
 _STREAMS = 8
 _TOKENS = 64
@@ -29,11 +29,9 @@ def main() -> None:
     parser.add_argument("--target", default="default")
     parser.add_argument("--draft", default="default")
     arguments = parser.parse_args()
-    options = StackOptions(
-        target=arguments.target, draft=arguments.draft, port=0, grpc_port=0, draft_port=0, target_port=0
-    )
+    options = StackOptions(target=arguments.target, draft=arguments.draft)
     began = time.monotonic()
-    with running(options, make_plan(options), LogReporter(), print, exclusive=False) as stack:
+    with private(options, make_plan(options), LogReporter(), print) as stack:
         ready_s = time.monotonic() - began
         with Client(stack.state.grpc) as client, ThreadPoolExecutor(_STREAMS) as threads:
             list(threads.map(lambda number: _answer(client, number), range(2 * _STREAMS)))

@@ -76,7 +76,12 @@ def make_round(streams: int, gamma: int, k: int) -> Round:
         queue_ms=0.1, forward_ms=5.0, sample_ms=0.5, total_ms=6.0, step_streams=streams, step_tokens=slots
     )
     return Round(
-        ProposeBatch(items=items, slots=drafted.per_item, deadlines_ms=np.full(streams, 20, np.uint16)),
+        ProposeBatch(
+            items=items,
+            slots=drafted.per_item,
+            deadlines_ms=np.full(streams, 20, np.uint16),
+            least_survivals=np.full(streams, 20_000, np.uint16),
+        ),
         ProposalBatch(replies=replies, slots=drafted, timings=timings),
         VerifyBatch(items=items, slots=drafted, runs=np.zeros(streams, np.uint16)),
         VerdictBatch(
