@@ -6,6 +6,7 @@ a pass over few rows runs at twice the memory bandwidth and gives the same bits.
 
 from __future__ import annotations
 
+import functools
 import logging
 
 import torch
@@ -42,14 +43,20 @@ class PackedLinear(nn.Module):
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this torch has the packed kernels for a type and device."""
-    return (
-        device.type == "cpu"
-        and dtype == torch.bfloat16
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    )
+    """Whether this torch, on this processor, has the packed kernels for a type and device."""
+    return device.type == "cpu" and dtype == torch.bfloat16 and _processor_packs()
+
+
+@functools.cache
+def _processor_packs() -> bool:
+    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    try:
+        # oneDNN refuses processors without AVX-512 or AVX-NE-CONVERT here, and only trying tells.
+        torch.ops.mkldnn._reorder_linear_weight(torch.zeros((16, 16), dtype=torch.bfloat16), HINT_ROWS)
+    except (RuntimeError, AttributeError):
+        return False
+    return True
 
 
 @torch.inference_mode()

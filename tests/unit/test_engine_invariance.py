@@ -14,7 +14,7 @@ from outrider.engine import batch, causal_lm, layout
 from outrider.engine.batch import RowRule, Span
 from outrider.engine.causal_lm import PagedCausalLM
 from outrider.engine.invariance import check_invariance
-from outrider.engine.packing import can_pack, pack_linears
+from outrider.engine.packing import _processor_packs, can_pack, pack_linears
 from tests.unit.test_engine_attention import network_of
 from tests.unit.tiny import tiny_llama
 
@@ -124,10 +124,15 @@ def test_the_start_up_test_moves_to_a_stricter_row_rule(folder: Path, monkeypatc
     assert network.rule == RowRule(4, 4)
 
 
+@pytest.fixture
+def packing() -> None:
+    if not can_pack(torch.bfloat16, torch.device("cpu")):
+        pytest.skip("no packed bfloat16 kernels in this torch on this processor")
+
+
+@pytest.mark.usefixtures("packing")
 def test_packed_weights_give_the_same_bits(folder: Path) -> None:
     """Guards the faster weight layout: it must be invisible in results, and invariant itself."""
-    if not can_pack(torch.bfloat16, torch.device("cpu")):
-        pytest.skip("this torch has no packed bfloat16 kernels")
     plain = load(folder, torch.bfloat16)
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     assert pack_linears(network) == 2 * 7 + 1
@@ -139,6 +144,25 @@ def test_packed_weights_give_the_same_bits(folder: Path) -> None:
         assert torch.equal(packed.forward([span]), plain.forward([span]))
 
 
+@pytest.mark.parametrize(
+    "refusal", [RuntimeError("bf16 path needs the cpu support avx512"), AttributeError("no such op")]
+)
+def test_a_processor_without_packed_kernels_keeps_plain_weights(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, refusal: Exception
+) -> None:
+    """Guards half precision on processors that oneDNN's packed kernels refuse: slower, but it must load."""
+
+    def refuse(*_: object) -> None:
+        raise refusal
+
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", refuse)
+    monkeypatch.setattr("outrider.engine.packing._processor_packs", _processor_packs.__wrapped__)
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    assert pack_linears(network) == 0
+    PagedCausalLM(network)
+
+
+@pytest.mark.usefixtures("packing")
 def test_a_packed_layer_that_disagrees_is_left_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against wrong text from a kernel that misreads the layout."""
     monkeypatch.setattr("outrider.engine.packing.PackedLinear.forward", lambda layer, rows: rows[..., :1] * 0 + 1)
