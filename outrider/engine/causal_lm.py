@@ -16,6 +16,7 @@ from outrider.engine.batch import RowRule, Span, build_batch
 from outrider.engine.block_manager import Copy
 from outrider.engine.config import VARLEN_PAGE
 from outrider.engine.kv_cache import KVCache, LayerShape
+from outrider.engine.packing import all_packed
 from outrider.engine.support import architecture_of
 from outrider.engine.varlen import VarlenLayer, varlen_obstacle
 from outrider.errors import InvalidArgument, ModelRefused
@@ -33,6 +34,8 @@ CPU_ROW_RULES: dict[torch.dtype, tuple[RowRule, ...]] = {
     torch.float32: (RowRule(4, 1), RowRule(4, 4), RowRule(16, 16)),
     torch.float64: (RowRule(4, 4), RowRule(16, 16)),
 }
+# oneDNN's float32 kernels give a row the same bits at every row count, so that a plain step needs no padding.
+PACKED_FLOAT32_RULE = RowRule(1, 1)
 # On GPUs the kernel is chosen by the row count: few, large sizes keep it the same, nearly free while memory-bound.
 CUDA_ROW_RULES = (RowRule(16, 16), RowRule(64, 64), RowRule(128, 128))
 
@@ -84,7 +87,7 @@ class PagedCausalLM:
             )
         if self.backend == "gather" and 256 % self.block_size:
             raise InvalidArgument("block_size", f"{self.block_size}: the gather path takes divisors of 256")
-        self.rules = CUDA_ROW_RULES if self.device.type == "cuda" else CPU_ROW_RULES[self.dtype]
+        self.rules = self._row_rules()
         self.rule = self.rules[0]
 
     @property
@@ -181,6 +184,14 @@ class PagedCausalLM:
                 f"{architecture}: only {len(self.shapes)} of {layers} layers call transformers' AttentionInterface"
             )
         return logits.shape[-1]
+
+    def _row_rules(self) -> tuple[RowRule, ...]:
+        if self.device.type == "cuda":
+            return CUDA_ROW_RULES
+        rules = CPU_ROW_RULES[self.dtype]
+        if self.dtype == torch.float32 and all_packed(self.network):
+            return (PACKED_FLOAT32_RULE, *rules)
+        return rules
 
     def _choose_backend(self) -> str:
         obstacles = {obstacle for shape in self.shapes.values() if (obstacle := varlen_obstacle(shape))}

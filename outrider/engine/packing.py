@@ -1,7 +1,8 @@
-"""Half-precision linear layers with weights laid out once the way oneDNN's kernels read them.
+"""Linear layers with weights laid out once the way oneDNN's kernels read them.
 
-Eager torch hands oneDNN plain row-major weights in every call. In the blocked layout, which `torch.compile` uses too,
-a pass over few rows runs at twice the memory bandwidth and gives the same bits.
+Eager torch hands its kernels plain row-major weights in every call. In the blocked layout, which `torch.compile` uses
+too, a pass over few rows runs at up to twice the memory bandwidth. In bfloat16 it gives the same bits; in float32 it
+gives those of oneDNN instead of MKL, whatever the row count, so that a plain step needs no padding.
 """
 
 from __future__ import annotations
@@ -44,19 +45,25 @@ class PackedLinear(nn.Module):
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether this torch, on this processor, has the packed kernels for a type and device."""
-    return device.type == "cpu" and dtype == torch.bfloat16 and _processor_packs()
+    return device.type == "cpu" and dtype in (torch.bfloat16, torch.float32) and _processor_packs(dtype)
 
 
 @functools.cache
-def _processor_packs() -> bool:
+def _processor_packs(dtype: torch.dtype) -> bool:
     if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     try:
-        # oneDNN refuses processors without AVX-512 or AVX-NE-CONVERT here, and only trying tells.
-        torch.ops.mkldnn._reorder_linear_weight(torch.zeros((16, 16), dtype=torch.bfloat16), HINT_ROWS)
+        # In bfloat16 oneDNN refuses processors without AVX-512 or AVX-NE-CONVERT here, and only trying tells.
+        torch.ops.mkldnn._reorder_linear_weight(torch.zeros((16, 16), dtype=dtype), HINT_ROWS)
     except (RuntimeError, AttributeError):
         return False
     return True
+
+
+def all_packed(network: nn.Module) -> bool:
+    """Whether a network has linear layers and all of them are packed."""
+    kinds = {type(module) for module in network.modules()}
+    return PackedLinear in kinds and nn.Linear not in kinds
 
 
 @torch.inference_mode()

@@ -124,24 +124,45 @@ def test_the_start_up_test_moves_to_a_stricter_row_rule(folder: Path, monkeypatc
     assert network.rule == RowRule(4, 4)
 
 
-@pytest.fixture
-def packing() -> None:
-    if not can_pack(torch.bfloat16, torch.device("cpu")):
-        pytest.skip("no packed bfloat16 kernels in this torch on this processor")
-
-
-@pytest.mark.usefixtures("packing")
-def test_packed_weights_give_the_same_bits(folder: Path) -> None:
-    """Guards the faster weight layout: it must be invisible in results, and invariant itself."""
-    plain = load(folder, torch.bfloat16)
-    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+def load_packed(folder: Path, dtype: torch.dtype) -> PagedCausalLM:
+    if not can_pack(dtype, torch.device("cpu")):
+        pytest.skip(f"no packed {dtype} kernels in this torch on this processor")
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     assert pack_linears(network) == 2 * 7 + 1
     packed = PagedCausalLM(network)
+    packed.allocate_kv(200)
+    return packed
+
+
+def test_packed_half_precision_gives_the_same_bits(folder: Path) -> None:
+    """Guards the faster weight layout: it must be invisible in results, and invariant itself."""
+    packed = load_packed(folder, torch.bfloat16)
+    plain = load(folder, torch.bfloat16)
     assert check_invariance(packed, 96).invariant
     packed.allocate_kv(8)
     for rows in (1, 5, 40):
         span = Span(0, list(range(rows)), 0, rows, range(8), 0, 0)
         assert torch.equal(packed.forward([span]), plain.forward([span]))
+
+
+def test_packed_float32_needs_no_padding_of_rows(folder: Path) -> None:
+    """Guards the cost of a plain step: one row stays one row, and its bits are still those of every batch."""
+    packed = load_packed(folder, torch.float32)
+    assert check_invariance(packed, 96).invariant
+    assert packed.rule == RowRule(1, 1)
+    packed.allocate_kv(200)
+    ids = [random.Random(3).randrange(VOCABULARY) for _ in range(TOKENS)]
+    expected = rows_in_company(packed, ids, [TOKENS], random.Random(0))
+    for chunks in ([5] * TOKENS, [3, 7, 1, 9] * TOKENS, [250, *[1] * TOKENS]):
+        assert torch.equal(rows_in_company(packed, ids, chunks, random.Random(1)), expected), chunks[:5]
+
+
+def test_one_plain_layer_brings_the_padding_back(folder: Path) -> None:
+    """Guards layers that could not be packed: their kernels change with the row count."""
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    pack_linears(network)
+    network.lm_head = torch.nn.Linear(network.config.hidden_size, VOCABULARY, bias=False)
+    assert PagedCausalLM(network).rule == RowRule(4, 1)
 
 
 @pytest.mark.parametrize(
@@ -162,11 +183,10 @@ def test_a_processor_without_packed_kernels_keeps_plain_weights(
     PagedCausalLM(network)
 
 
-@pytest.mark.usefixtures("packing")
 def test_a_packed_layer_that_disagrees_is_left_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against wrong text from a kernel that misreads the layout."""
     monkeypatch.setattr("outrider.engine.packing.PackedLinear.forward", lambda layer, rows: rows[..., :1] * 0 + 1)
-    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert pack_linears(network) == 0
 
 
