@@ -119,6 +119,7 @@ class ChatCompletionRequest(_Request):
     documents: list[dict[str, Any]] = []
     echo: Literal[False] = False
     logprobs: bool = False
+    parallel_tool_calls: bool = True
     reasoning_effort: Annotated[str, Field(min_length=1)] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     tools: list[dict[str, Any]] = []

@@ -31,8 +31,6 @@ def conversation(request: ChatCompletionRequest) -> Conversation:
 def _variables(request: ChatCompletionRequest) -> dict[str, Any]:
     """What the template may read beside the messages."""
     variables: dict[str, Any] = {}
-    if request.tool_choice not in (None, "none", "auto"):
-        raise InvalidArgument("tool_choice", "must be none or auto: no grammar makes the model call a tool")
     if request.tools and request.tool_choice != "none":
         variables["tools"] = request.tools
     if request.documents:

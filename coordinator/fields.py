@@ -72,7 +72,7 @@ FIELDS: Mapping[str, Field] = {
     **_honoured("prompt", doors=_COMPLETIONS),
     **_honoured("messages", "max_completion_tokens", "add_generation_prompt", "continue_final_message", doors=_CHAT),
     **_honoured("top_logprobs", "tools", "tool_choice", "documents", "reasoning_effort", doors=_CHAT),
-    **_honoured("chat_template", "chat_template_kwargs", doors=_CHAT),
+    **_honoured("chat_template", "chat_template_kwargs", "parallel_tool_calls", doors=_CHAT),
     **{
         name: Field(Treatment.WITHOUT_EFFECT)
         for name in (
@@ -85,7 +85,6 @@ FIELDS: Mapping[str, Field] = {
             "safety_identifier",
             "prediction",
             "request_id",
-            "parallel_tool_calls",
         )
     },
     "suffix": _refused("", doors=_COMPLETIONS),

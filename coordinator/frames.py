@@ -12,7 +12,7 @@ from coordinator.logprob_objects import LogprobWriter, joined
 from coordinator.openai import Shape
 from coordinator.request import StreamStats
 from coordinator.served import ServedModel
-from coordinator.tool_calls import OPEN_TAG, ToolCallReader
+from coordinator.tool_calls import ToolCallReader, writes_calls
 from outrider.sampling import Rule
 
 DONE = b"data: [DONE]\n\n"
@@ -31,8 +31,7 @@ class Writer:
         self._answer = answer
         self._chat = shape.door is Door.CHAT
         self._begun: set[int] = set()
-        template = model.tokenizer.template
-        self._reads_calls = shape.reads_calls and template is not None and OPEN_TAG in template.source
+        self._reads_calls = shape.reads_calls and writes_calls(model.tokenizer.template)
         self._readers: dict[int, ToolCallReader] = {}
         self._logprobs = LogprobWriter(model.tokenizer.bytes, as_ids=shape.tokens_as_ids)
         kind = "chat.completion" if self._chat else "text_completion"

@@ -11,7 +11,10 @@ from coordinator.bodies import MAX_CHOICES, ChatCompletionRequest, CompletionReq
 from coordinator.conversation import conversation
 from coordinator.fields import Door, split
 from coordinator.query import Prompt, Query, Sampling, Speculation
-from coordinator.structure import structure
+from coordinator.structure import Structure, structure
+from coordinator.tool_calls import CLOSE_TAG
+from coordinator.tool_choice import FIELD as TOOL_CHOICE
+from coordinator.tool_choice import ToolChoice, tool_choice
 from outrider.errors import InvalidArgument
 
 
@@ -57,6 +60,7 @@ def parse(body: bytes, door: Door, *, strict_fields: bool, timeout_s: float | No
         raise InvalidArgument("stream_options", "only means something with stream: true")
     if request.stream and request.prompt_logprobs is not None:
         raise InvalidArgument("prompt_logprobs", "are not part of a stream; with echo, logprobs are")
+    tools = tool_choice(request) if isinstance(request, ChatCompletionRequest) else ToolChoice(False)
     shape = Shape(
         door=door,
         stream=request.stream,
@@ -66,12 +70,10 @@ def parse(body: bytes, door: Door, *, strict_fields: bool, timeout_s: float | No
         ignored=ignored,
         logprobs=_logprobs(request),
         prompt_logprobs=request.prompt_logprobs,
-        reads_calls=isinstance(request, ChatCompletionRequest)
-        and bool(request.tools)
-        and request.tool_choice != "none",
+        reads_calls=tools.offered,
         tokens_as_ids=request.return_tokens_as_token_ids,
     )
-    return _query(request, shape, timeout_s), shape
+    return _query(request, shape, tools, timeout_s), shape
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
@@ -98,7 +100,9 @@ def _logprobs(request: CompletionRequest | ChatCompletionRequest) -> int | None:
     return request.top_logprobs if request.logprobs else None
 
 
-def _query(request: CompletionRequest | ChatCompletionRequest, shape: Shape, timeout_s: float | None) -> Query:
+def _query(
+    request: CompletionRequest | ChatCompletionRequest, shape: Shape, tools: ToolChoice, timeout_s: float | None
+) -> Query:
     if request.best_of not in (None, request.n):
         raise InvalidArgument("best_of", f"must be n ({request.n}): answers are not ranked")
     max_tokens = request.max_tokens
@@ -121,6 +125,10 @@ def _query(request: CompletionRequest | ChatCompletionRequest, shape: Shape, tim
         request.guided_regex,
         request.guided_choice,
     )
+    if tools.grammar is not None:
+        if form is not None:
+            raise InvalidArgument(TOOL_CHOICE, f"makes the answer a call, and {form.field} sets another form")
+        form = Structure(tools.grammar, TOOL_CHOICE)
     return Query(
         model=request.model,
         prompts=prompts,
@@ -146,6 +154,7 @@ def _query(request: CompletionRequest | ChatCompletionRequest, shape: Shape, tim
         n=request.n,
         seed=None if request.seed is None else request.seed % 2**64,
         stop=(request.stop,) if isinstance(request.stop, str) else tuple(request.stop),
+        last_words=(CLOSE_TAG,) if tools.ends_behind_call else (),
         bad_words=tuple(request.bad_words),
         logprobs=shape.logprobs,
         prompt_logprobs=request.prompt_logprobs,

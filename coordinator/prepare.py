@@ -13,6 +13,8 @@ from coordinator.request import DecodingRequest
 from coordinator.served import COMPLETION_MAX_TOKENS, ServedModel, UnknownModel
 from coordinator.synthetic import METHOD
 from coordinator.text import AnswerText
+from coordinator.tool_calls import writes_calls
+from coordinator.tool_choice import FIELD as TOOL_CHOICE
 from outrider.errors import InvalidArgument
 from outrider.guidance import problem
 from outrider.planted import Plant
@@ -99,7 +101,7 @@ def prepare(query: Query, model: ServedModel, policy: Policy) -> Prepared:
         )
     prompts = tuple(prompt_ids(prompt, query, model) for prompt in query.prompts)
     prompt_only = _prompt_only(query)
-    _check_grammar(query, policy)
+    _check_grammar(query, model, policy)
     bad_words = _bad_words(query, model)
     rules = UNSEEDED_RULE if query.seed is None else SEEDED_RULE
     synthetic = policy.synthetic_acceptance
@@ -117,6 +119,7 @@ def prepare(query: Query, model: ServedModel, policy: Policy) -> Prepared:
                 stop_ids=frozenset(params.stop_token_ids),
                 min_tokens=params.min_tokens,
                 include_stop=query.include_stop,
+                last_words=query.last_words,
             )
             request = DecodingRequest(
                 prompt_ids=ids,
@@ -130,7 +133,7 @@ def prepare(query: Query, model: ServedModel, policy: Policy) -> Prepared:
                 prompt_group=group,
                 cache_salt=cache_salt(query.tenant, query.cache_salt),
                 deadline_s=min(policy.request_timeout_s, query.timeout_s or policy.request_timeout_s),
-                cut_text=text.cut if query.stop and not prompt_only else None,
+                cut_text=text.cut if (query.stop or query.last_words) and not prompt_only else None,
                 logprobs=query.logprobs,
                 prompt_logprobs=_prompt_logprobs(query),
                 planted=Plant.of(query.speculation.planted_error),
@@ -153,13 +156,15 @@ def cache_salt(tenant: str, salt: str) -> int:
     return int.from_bytes(hashlib.blake2b(parts, digest_size=8).digest(), "little")
 
 
-def _check_grammar(query: Query, policy: Policy) -> None:
+def _check_grammar(query: Query, model: ServedModel, policy: Policy) -> None:
     """Finds out at the door what no service could follow; only whether a tokenizer can write it is theirs to say."""
     asked = query.sampling
     if asked.grammar is None:
         return
+    if query.grammar_field == TOOL_CHOICE and not writes_calls(model.tokenizer.template):
+        raise InvalidArgument(TOOL_CHOICE, "must be none or auto: this model's template writes no calls in <tool_call>")
     if (trouble := problem(asked.grammar)) is not None:
-        raise InvalidArgument(query.grammar_field, trouble)
+        raise InvalidArgument("tools" if query.grammar_field == TOOL_CHOICE else query.grammar_field, trouble)
     if asked.ignore_eos or asked.min_tokens:
         field = "ignore_eos" if asked.ignore_eos else "min_tokens"
         raise InvalidArgument(

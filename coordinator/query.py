@@ -76,6 +76,7 @@ class Query:
         n: answers wanted to each.
         seed: of all randomness, below 2^64, or None for a random one.
         stop: texts at which an answer ends.
+        last_words: texts behind which an answer ends, and which belong to it.
         bad_words: texts that no answer holds.
         logprobs: most probable ids wanted beside each token's log-probability; None for no log-probabilities.
         prompt_logprobs: the same for the prompt's tokens.
@@ -98,6 +99,7 @@ class Query:
     n: int = 1
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    last_words: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None

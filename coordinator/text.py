@@ -40,14 +40,18 @@ class AnswerText:
         stop_ids: frozenset[int] = frozenset(),
         min_tokens: int = 0,
         include_stop: bool = False,
+        last_words: Sequence[str] = (),
     ) -> None:
-        """A stop string counts only where it lies behind the first `min_tokens` tokens; `stop_ids` have no text."""
+        """A stop string counts only where it lies behind the first `min_tokens` tokens; `stop_ids` have no text.
+
+        `last_words` stop the answer too, and are part of it.
+        """
         self.stopped_by: str | None = None
         self._detokenizer = detokenizer
-        self._stop = tuple(stop)
+        self._stop = tuple(dict.fromkeys((*stop, *last_words)))
+        self._shown = frozenset(self._stop if include_stop else set(last_words) - set(stop))
         self._stop_ids = stop_ids
         self._min_tokens = min_tokens
-        self._include_stop = include_stop
         self._held = ""
         self._pushed = 0
         self._taken = 0
@@ -95,7 +99,7 @@ class AnswerText:
             if found is not None:
                 start, end, self.stopped_by = found
                 self._held = self._held[:end]
-                certain = end if self._include_stop else start
+                certain = end if self.stopped_by in self._shown else start
             else:
                 certain -= self._partial_stop()
         self._ready.append(self._held[:certain])

@@ -6,11 +6,20 @@ The text comes in pieces of any size. What cannot be read as a call stays text, 
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from coordinator.chat_template import ChatTemplate
+
 OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+def writes_calls(template: ChatTemplate | None) -> bool:
+    """Whether a model that follows this template writes calls in the form that is read here."""
+    return template is not None and OPEN_TAG in template.source
 
 
 @dataclass(slots=True)
@@ -62,7 +71,7 @@ class ToolCallReader:
 
     def _read_call(self, parsed: Parsed, *, last: bool) -> bool:
         """A call up to its end; True if it ends."""
-        at = self._held.find(CLOSE_TAG)
+        at = _end(self._held, last=last)
         if at < 0 and not last:
             return False
         body, tag = (self._held, "") if at < 0 else (self._held[:at], CLOSE_TAG)
@@ -84,6 +93,14 @@ class ToolCallReader:
         if text:
             self._behind_call = False
             parsed.content += text
+
+
+def _end(text: str, *, last: bool) -> int:
+    """Where the tag behind a call begins, or -1. One inside a string is an argument's text, if that string ends."""
+    first = at = text.find(CLOSE_TAG)
+    while at >= 0 and '"' in _STRING.sub("", text[:at]):
+        at = text.find(CLOSE_TAG, at + 1)
+    return first if at < 0 and last else at
 
 
 def _beginning(text: str) -> int:

@@ -20,6 +20,9 @@ class GrammarKind(IntEnum):
     """A regular expression that the whole answer matches (Rust's syntax: no look-around, no back-references)."""
     CHOICE = 3
     """A JSON list of texts, one of which is the answer."""
+    TOOL_CALLS = 4
+    """Calls between `<tool_call>` tags and nothing else: a JSON object with `functions` (name -> schema of the
+    arguments) and `several` (whether calls may follow the first)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     GRAMMAR_KIND_JSON_SCHEMA: _ClassVar[GrammarKind]
     GRAMMAR_KIND_REGEX: _ClassVar[GrammarKind]
     GRAMMAR_KIND_CHOICE: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_TOOL_CALLS: _ClassVar[GrammarKind]
 ACCEPTANCE_RULE_UNSPECIFIED: AcceptanceRule
 ACCEPTANCE_RULE_STANDARD: AcceptanceRule
 ACCEPTANCE_RULE_COUPLED: AcceptanceRule
@@ -48,6 +49,7 @@ GRAMMAR_KIND_UNSPECIFIED: GrammarKind
 GRAMMAR_KIND_JSON_SCHEMA: GrammarKind
 GRAMMAR_KIND_REGEX: GrammarKind
 GRAMMAR_KIND_CHOICE: GrammarKind
+GRAMMAR_KIND_TOOL_CALLS: GrammarKind
 
 class Hello(_message.Message):
     __slots__ = ("coordinator_id", "link_epoch", "protocol", "excluded_ids")
