@@ -17,7 +17,7 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt ./
 RUN python -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 extras = project['optional-dependencies']; \
-[open(f'/src/{role}.txt', 'w').write('\n'.join(project['dependencies'] + extras[role])) for role in ('coordinator', 'services')]" \
+[open(f'/src/{role}.txt', 'w').write('\n'.join(project['dependencies'] + extras[role] + extras['otel'])) for role in ('coordinator', 'services')]" \
  && python -m venv /opt/outrider
 
 FROM requirements AS build-coordinator

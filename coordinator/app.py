@@ -27,6 +27,7 @@ from coordinator.problems import body as error_body
 from coordinator.reply import REQUEST_ID_HEADER, Reply, request_id
 from outrider import __version__
 from outrider.errors import InvalidArgument, OutriderError
+from outrider.tracing import TRACEPARENT
 
 TIMEOUT_HEADER = "x-request-timeout"
 _SMALLEST_BODY_LIMIT = 1 << 20
@@ -122,7 +123,13 @@ async def _answer(front: Front, request: Request, door: Door) -> Response:
     query, shape = await front.off_loop(caller.name, parsing, timeout_s) if is_large else parsing()
     front.metrics.ignored_fields.inc(len(shape.ignored))
     named = request_id(request.headers.get(REQUEST_ID_HEADER))
-    query = replace(query, request_id=named, client=caller.name, tenant=caller.tenant)
+    query = replace(
+        query,
+        request_id=named,
+        client=caller.name,
+        tenant=caller.tenant,
+        traceparent=request.headers.get(TRACEPARENT, ""),
+    )
     return Reply(front, query, shape)
 
 

@@ -15,7 +15,7 @@ from coordinator.front import FrontConfig
 from coordinator.gamma import SizeRange, size_ranges
 from coordinator.prepare import Policy
 from coordinator.schedule import read_schedule
-from outrider import api_key
+from outrider import api_key, tracing
 from outrider.configuration import settings
 from outrider.configuration.kinds import of_action
 from outrider.errors import InvalidArgument
@@ -54,6 +54,8 @@ class Options:
         drain_timeout_s: how long running answers may go on after SIGTERM.
         log_level: of this process and its replica.
         log_format: text, or json: one object per line.
+        otlp_endpoint: of the collector that gets traces, or None.
+        trace_sample_rate: share of the requests without a trace context of their own that are traced.
     """
 
     decoder: DecoderConfig
@@ -62,6 +64,8 @@ class Options:
     drain_timeout_s: float
     log_level: str
     log_format: str = TEXT
+    otlp_endpoint: str | None = None
+    trace_sample_rate: float = 0.0
 
 
 def open_to_strangers(options: Options) -> bool:
@@ -145,6 +149,8 @@ def _options(given: argparse.Namespace) -> Options:
         drain_timeout_s=given.drain_seconds,
         log_level=given.log_level,
         log_format=given.log_format,
+        otlp_endpoint=tracing.endpoint(given.otlp_endpoint),
+        trace_sample_rate=given.trace_sample_rate,
     )
 
 
@@ -234,6 +240,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--allow-planted-errors", action="store_true", help="let requests ask for errors, to test `outrider verify`")
     add("--log-level", choices=("DEBUG", "INFO", "WARNING", "ERROR"), default="INFO", help="what is logged")
     add("--log-format", choices=LOG_FORMATS, default=TEXT, help="json: one object per line, for machines")
+    add(
+        "--otlp-endpoint",
+        metavar="URL",
+        help=f"collector that gets traces by OTLP over gRPC; default: {tracing.VARIABLE}, and no traces without either",
+    )
+    add(
+        "--trace-sample-rate",
+        type=_rate,
+        default=0.01,
+        metavar="RATE",
+        help="share of requests that are traced; a client that sends a traceparent decides for its own",
+    )
     return parser
 
 
@@ -281,6 +299,13 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds < float("inf"):
         raise argparse.ArgumentTypeError("must be a number of seconds")
     return seconds
+
+
+def _rate(text: str) -> float:
+    rate = float(text)
+    if not 0 <= rate <= 1:
+        raise argparse.ArgumentTypeError("must be from 0 to 1")
+    return rate
 
 
 def _gamma(text: str) -> int | str:

@@ -213,6 +213,8 @@ class Decoder:
         self.counters.streams_ended += 1
         if stream.deadline is not None:
             stream.deadline.cancel()
+        if stream.trace is not None:
+            stream.trace.close()
         self._target.close(stream)
         self._draft.close(stream)
         self._controller.forget(stream.state.stream_id)

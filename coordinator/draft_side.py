@@ -149,6 +149,8 @@ class DraftSide:
                 least_survival=least_survival,
             )
             self._post(stream, row)
+            if stream.trace is not None:
+                stream.trace.ask(gamma)
             self._counters.gamma[gamma] += 1
         waited_for = [(stream, stream.state.draft.generation) for stream in streams]
         loop = asyncio.get_running_loop()
@@ -241,12 +243,14 @@ class DraftSide:
                 self.health.good()
                 if drafting:
                     proposed.append(answer)
+                    if stream.trace is not None:
+                        stream.trace.proposed(answer.proposal.slots, batch.timings)
                     asked, took_s = answer.state.asked, now_s - stream.asked_s
                     slowest_s[asked] = max(slowest_s.get(asked, 0.0), took_s)
                 continue
             self._refusal(stream, answer, now_s)
             if drafting:
-                decoding.back_to_plain(answer.state)
+                _back_to_plain(stream)
                 plain.append(stream)
         for asked, took_s in slowest_s.items():
             self._costs.draft.observe(asked, took_s)
@@ -350,11 +354,17 @@ class DraftSide:
             if self.link is not None:
                 self.link.withdraw(state.stream_id)
             if state.phase is Phase.DRAFTING:
-                decoding.back_to_plain(state)
+                _back_to_plain(stream)
                 drafting.append(stream)
             else:
                 state.draft.give_up()
         return drafting
+
+
+def _back_to_plain(stream: Stream) -> None:
+    decoding.back_to_plain(stream.state)
+    if stream.trace is not None:
+        stream.trace.gave_up()
 
 
 def _catching_up(stream: Stream) -> bool:

@@ -25,9 +25,11 @@ from coordinator.parts import DecoderState, PartInfo
 from coordinator.planted import allowing, check_allowed
 from coordinator.prepare import Policy, prepare
 from coordinator.query import Query
+from coordinator.request_trace import RequestTrace, traced
 from coordinator.served import Defaults, ServedModel, eos_ids, fingerprint, generation_config
 from coordinator.tokenizer import Tokenizer
 from outrider.errors import DeadlineExceeded, OutriderError, Unavailable
+from outrider.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +87,9 @@ class Readiness(NamedTuple):
 class Front:
     """One coordinator. `start` returns at once; requests are taken when a target has been reached."""
 
-    def __init__(self, backend: Backend, config: FrontConfig) -> None:
+    def __init__(self, backend: Backend, config: FrontConfig, tracer: Tracer | None = None) -> None:
         self.config = config
+        self._tracer = tracer
         self.keyring = Keyring(config.api_keys)
         self.metrics = Metrics()
         if (rate := config.policy.synthetic_acceptance) is not None:
@@ -152,6 +155,8 @@ class Front:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._backend.close()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests and let the running ones end, for at most `timeout_s` seconds."""
@@ -168,13 +173,13 @@ class Front:
             Overloaded, Unavailable, DeadlineExceeded: not now.
         """
         arrived_s = time.monotonic()
-        with audited(query, arrived_s) as line:
-            async with self._decoding(query, arrived_s) as answer:
+        with audited(query, arrived_s) as line, traced(self._tracer, line) as trace:
+            async with self._decoding(query, arrived_s, trace) as answer:
                 line.begun(answer)
                 yield answer
 
     @asynccontextmanager
-    async def _decoding(self, query: Query, arrived_s: float) -> AsyncIterator[Answer]:
+    async def _decoding(self, query: Query, arrived_s: float, trace: RequestTrace | None) -> AsyncIterator[Answer]:
         if self._draining:
             raise Unavailable("the server is shutting down")
         answers, policy = len(query.prompts) * query.n, self.config.policy
@@ -194,7 +199,7 @@ class Front:
         ):
             streams = []
             for request in prepared.requests:
-                streams.append(self._backend.open(replace(request, deadline_s=_left_s(ends_s))))
+                streams.append(self._backend.open(replace(request, deadline_s=_left_s(ends_s), trace=trace)))
                 stack.push_async_callback(streams[-1].aclose)
             answer = Answer(prepared, streams, self.metrics, arrived_s)
             stack.push_async_callback(answer.aclose)

@@ -88,6 +88,7 @@ class Query:
         tenant: what tells one client's requests from another's: the key that they come with, or empty.
         timeout_s: the client's own limit, or None.
         request_id: by which answer and log name the request.
+        traceparent: the client's W3C trace context, or empty; one that makes no sense counts as none.
     """
 
     model: str | None
@@ -113,3 +114,4 @@ class Query:
     tenant: str = ""
     timeout_s: float | None = None
     request_id: str = ""
+    traceparent: str = ""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.logprobs import LogprobRows
 from outrider.planted import Plant
 from outrider.sampling import Form, Rule, SamplingParams
+
+if TYPE_CHECKING:
+    from coordinator.request_trace import RequestTrace
 
 CutText = Callable[[Sequence[int]], int | None]
 """Takes the tokens of an emission, in order and once; returns the index of the one that completes a stop string."""
@@ -33,6 +36,7 @@ class DecodingRequest:
         synthetic: chance with which a tested slot is accepted, whatever p says, for measuring the system alone; None
             for every request that wants a text.
         prompt_logprobs: the same for the prompt's tokens behind the first.
+        trace: of the request that this answers a part of; None if it is not traced.
     """
 
     prompt_ids: tuple[int, ...]
@@ -50,6 +54,7 @@ class DecodingRequest:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     synthetic: float | None = None
+    trace: RequestTrace | None = None
 
     @property
     def draws_dense(self) -> bool:

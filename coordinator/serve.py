@@ -20,7 +20,7 @@ from coordinator.decoder import Decoder
 from coordinator.front import Front
 from coordinator.part_series import CertificateSeries
 from coordinator.servicer import CoordinatorServicer
-from outrider import log_format
+from outrider import log_format, tracing
 from outrider.errors import Unavailable
 from outrider.rpc.credentials import server_credentials
 from outrider.rpc.options import COORDINATOR_SERVICE_NAME
@@ -57,7 +57,8 @@ class Coordinator:
         if options.log_format == log_format.JSON:
             log_format.write_json("coordinator", options.log_level)
         confine(ray.util.get_node_ip_address())
-        self._front = Front(Decoder(options.decoder), options.front)
+        tracer = tracing.tracer("coordinator", options.otlp_endpoint, options.trace_sample_rate)
+        self._front = Front(Decoder(options.decoder), options.front, tracer)
         files = (options.addresses.tls.certfile, options.decoder.tls.certfile, options.decoder.tls.ca_certs)
         self._front.metrics.registry.register(CertificateSeries(files))
         self._grpc_port = await self._listen(options.addresses)

@@ -14,6 +14,7 @@ from coordinator.problems import problem
 from outrider.errors import OutriderError
 from outrider.logprobs import LogprobRows
 from outrider.sampling import Rule
+from outrider.tracing import TRACEPARENT
 from outrider.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc
 
 _FINISH = {
@@ -37,9 +38,10 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
     ) -> AsyncIterator[coordinator_pb2.GenerateResponse]:
         """Streams one answer; when the client goes away, gRPC cancels this and the answer ends with it."""
         try:
-            caller = self._front.keyring.caller(_authorization(context))
+            caller = self._front.keyring.caller(_metadata(context, "authorization"))
             query = query_from_pb(request, context.time_remaining())
-            query = replace(query, client=caller.name, tenant=caller.tenant)
+            traceparent = _metadata(context, TRACEPARENT)
+            query = replace(query, client=caller.name, tenant=caller.tenant, traceparent=traceparent)
             async with self._front.answer(query) as answer:
                 begun: set[int] = set()
                 async for piece in answer:
@@ -52,10 +54,10 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
             raise
 
 
-def _authorization(context: grpc.aio.ServicerContext) -> str:
-    """What a call shows as its key, or empty."""
+def _metadata(context: grpc.aio.ServicerContext, name: str) -> str:
+    """What a call says under a name, or empty."""
     metadata = dict(context.invocation_metadata() or ())
-    return str(metadata.get("authorization", ""))
+    return str(metadata.get(name, ""))
 
 
 def _response(

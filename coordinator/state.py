@@ -198,4 +198,5 @@ def _open(
         cache_salt=request.cache_salt,
         deadline_ms=deadline_ms,
         planted=request.planted,
+        traceparent=request.trace.traceparent if request.trace is not None else "",
     )

@@ -33,6 +33,7 @@ class Stream:
         held_until_s, held_for: no proposal is asked for before, and why (a key of `Counters.draft_skipped`).
         refusals: items that the target refused in a row.
         draining: whether its plain run is left to end because it is to draft again.
+        trace: of its rounds; None for a request that is not traced.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class Stream:
         "posted_s",
         "refusals",
         "state",
+        "trace",
     )
 
     def __init__(self, state: StreamState, deadline_s: float, on_close: Callable[[Stream], None]) -> None:
@@ -64,6 +66,7 @@ class Stream:
         self.held_for = "held"
         self.refusals = 0
         self.draining = False
+        self.trace = state.request.trace.stream() if state.request.trace is not None else None
         self._on_close = on_close
         self._emissions: deque[Emission] = deque()
         self._waiter: asyncio.Future[None] | None = None

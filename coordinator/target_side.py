@@ -25,7 +25,7 @@ from coordinator.streams import Registry, Stream
 from outrider.errors import InvalidArgument, Mismatch, OutriderError, Status, Unavailable
 from outrider.features import FeatureRequest
 from outrider.sampling import SamplingParams
-from outrider.seam import U32, VerdictBatch
+from outrider.seam import U32, Timings, VerdictBatch
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +93,8 @@ class TargetSide:
         """Has a proposal verified, now or when there is a target."""
         link = self._place(stream)
         row = decoding.verify(stream.state, proposal, stream_deadline_ms=stream.left_ms, request=request)
+        if stream.trace is not None:
+            stream.trace.verify(proposal.slots)
         self._post(link, stream, row)
 
     def run(self, stream: Stream, credit: int, request: FeatureRequest | None = None) -> None:
@@ -100,6 +102,8 @@ class TargetSide:
         link, info = self._place(stream), self.info
         room = decoding.room(stream.state, info.max_model_len) if info is not None else credit
         row = decoding.run(stream.state, min(credit, room), stream_deadline_ms=stream.left_ms, request=request)
+        if stream.trace is not None:
+            stream.trace.run()
         self._post(link, stream, row)
 
     def place(self, stream: Stream) -> bool:
@@ -148,6 +152,8 @@ class TargetSide:
         link = self._place(stream)
         if link is not None:
             self._counters.reopened += not stream.state.target.opened
+            if stream.trace is not None:
+                stream.trace.sent_again()
             self._post(link, stream, decoding.resend(stream.state, stream_deadline_ms=stream.left_ms))
 
     # ---- listening ----
@@ -207,9 +213,22 @@ class TargetSide:
                 refused.append((stream, answer))
         # A refusal may end its stream, whose earlier tokens are to be read before.
         if settled:
+            if any(self._streams[answer.state.stream_id].trace is not None for answer in settled):
+                self._trace(settled, batch.timings)
             self._settled(settled)
         for stream, answer in refused:
             self._refused(stream, answer)
+
+    def _trace(self, settled: list[VerdictAnswer], timings: Timings) -> None:
+        """A message may hold several tokens of a plain run; its round ends with the last of them."""
+        streams = {answer.state.stream_id: self._streams[answer.state.stream_id] for answer in settled}
+        for answer in settled:
+            trace, emission = streams[answer.state.stream_id].trace, answer.emission
+            if trace is not None and emission is not None:
+                trace.committed(len(emission.tokens), answer.round.drafted, answer.round.accepted)
+        for stream in streams.values():
+            if stream.trace is not None and stream.state.phase is not Phase.RUNNING:
+                stream.trace.settled(timings)
 
     def _learn(self, stream: Stream, batch: VerdictBatch, now_s: float) -> None:
         timings = batch.timings

@@ -53,6 +53,7 @@ class StreamOpen:
         deadline_ms: milliseconds from now after which the stream may be dropped.
         planted: an error on purpose; refused by services that were not started to allow it.
         cache_salt: 64 bits; streams find one another's cached prefixes only where these are equal.
+        traceparent: W3C trace context of the request, empty where it is not traced.
     """
 
     stream_id: int
@@ -70,6 +71,7 @@ class StreamOpen:
     deadline_ms: int = 600_000
     planted: Plant = Plant.NONE
     cache_salt: int = 0
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from coordinator.counters import Counters
 from coordinator.front import Front, FrontConfig
 from coordinator.parts import DecoderState, Degraded, PartInfo
 from coordinator.request import DecodingRequest, Emission, StreamStats
+from outrider.tracing import Tracer
 
 MODEL = "stub:script"
 EOS = 257
@@ -128,9 +129,11 @@ class ScriptedDecoder:
 
 
 @asynccontextmanager
-async def running_front(decoder: ScriptedDecoder, config: FrontConfig | None = None) -> AsyncIterator[Front]:
+async def running_front(
+    decoder: ScriptedDecoder, config: FrontConfig | None = None, tracer: Tracer | None = None
+) -> AsyncIterator[Front]:
     """A front that takes requests."""
-    front = Front(decoder, config or FrontConfig())
+    front = Front(decoder, config or FrontConfig(), tracer)
     await front.start()
     while front.readiness.reason and decoder.target is not None:  # noqa: ASYNC110 - as a client would
         await asyncio.sleep(0.001)

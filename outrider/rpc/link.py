@@ -24,7 +24,9 @@ from outrider.rpc.credentials import check_client
 from outrider.rpc.hello import Hello, HelloReply, hello_from_pb, hello_reply_to_pb, negotiate
 from outrider.rpc.options import LEASE_S
 from outrider.rpc.session import B, Link, LinkKind, R
+from outrider.rpc.stream_trace import StreamTraces
 from outrider.seam import U32
+from outrider.tracing import Tracer
 
 __all__ = ["Attached", "Delivery", "Detached", "Link", "LinkHost", "LinkKind"]
 
@@ -75,7 +77,11 @@ class Delivery(Generic[B, R]):
 
 
 class LinkHost(Generic[B, R]):
-    """All links of one service: greetings, epochs, leases and draining."""
+    """All links of one service: greetings, epochs, leases and draining.
+
+    Attributes:
+        tracer: begins the spans of traced streams; None where nothing is traced.
+    """
 
     def __init__(
         self,
@@ -106,6 +112,7 @@ class LinkHost(Generic[B, R]):
         self._ended: dict[bytes, tuple[int, float]] = {}
         self._draining = asyncio.Event()
         self._refusal = ""
+        self.tracer: Tracer | None = None
 
     async def serve(self, requests: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> None:
         """The whole life of one link; the body of the streaming RPC.
@@ -115,7 +122,8 @@ class LinkHost(Generic[B, R]):
         """
         check_client(context, authority("coordinator"))
         hello, version = await self._greet(requests)
-        link = Link(self._kind, hello, self._credit)
+        traces = None if self.tracer is None else StreamTraces(self.tracer)
+        link = Link(self._kind, hello, self._credit, traces)
         if previous := self._links.get(link.owner):
             previous.ending.set()
         self._links[link.owner] = link
@@ -202,6 +210,8 @@ class LinkHost(Generic[B, R]):
                 return
             request = self._kind.read(message, self._limits)
             batch = request.batch
+            if link.traces is not None:
+                link.traces.received(batch.opens, batch.closed.tolist())
             if not (len(batch.items) or batch.opens or len(batch.closed)):
                 continue
             self._submit(
@@ -216,6 +226,8 @@ class LinkHost(Generic[B, R]):
             )
 
     def _end(self, link: Link[R]) -> None:
+        if link.traces is not None:
+            link.traces.close()
         if self._links.get(link.owner) is not link:
             return  # a newer link owns the streams
         del self._links[link.owner]

@@ -21,6 +21,7 @@ from outrider.rpc.codec import Limits, Request
 from outrider.rpc.hello import Hello
 from outrider.rpc.merge import merge
 from outrider.rpc.options import IDLE_BATCH_INTERVAL_S
+from outrider.rpc.stream_trace import StreamTraces
 from outrider.seam import Items, Replies
 
 logger = logging.getLogger(__name__)
@@ -60,12 +61,13 @@ class LinkKind(NamedTuple, Generic[B, R]):
 class Link(Generic[R]):
     """One link. `reply` belongs to the engine thread, everything else to the event loop."""
 
-    def __init__(self, kind: LinkKind[Any, R], hello: Hello, credit: int) -> None:
+    def __init__(self, kind: LinkKind[Any, R], hello: Hello, credit: int, traces: StreamTraces | None = None) -> None:
         self.owner = hello.coordinator_id
         self.epoch = hello.epoch
         self.ending = asyncio.Event()
         self.open_streams: set[int] = set()
         self.unanswered = 0
+        self.traces = traces
         self._kind = kind
         self._credit = credit
         self._loop = asyncio.get_running_loop()
@@ -108,6 +110,9 @@ class Link(Generic[R]):
             with self._lock:
                 finished, self._finished = self._finished, []
             self.unanswered -= sum(answered for _, answered in finished)
+            if self.traces is not None:
+                for batch, _ in finished:
+                    self.traces.answered(batch)
             await context.write(self._kind.write(merge([batch for batch, _ in finished])))
 
     def admit(self, request: Request[Any]) -> frozenset[int]:

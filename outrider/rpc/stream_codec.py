@@ -24,6 +24,7 @@ _OPTIONAL = (
 )
 _SMALLEST_TOP_P = 1e-37  # what a float32 field still tells from 0, which top_p must not be
 _LARGEST_SAMPLE_INDEX = 65_535
+_LONGEST_TRACEPARENT = 256
 _DEFAULT_DEADLINE_MS = StreamOpen(stream_id=0, prompt_length=1, params=SamplingParams()).deadline_ms
 
 E = TypeVar("E", Rule, Form, Plant)
@@ -106,6 +107,7 @@ def open_to_pb(stream: StreamOpen) -> pb.StreamOpen:
         deadline_ms=stream.deadline_ms,
         planted_error=pb.PlantedError.ValueType(stream.planted),
         cache_salt=stream.cache_salt,
+        traceparent=stream.traceparent,
     )
 
 
@@ -134,6 +136,7 @@ def open_from_pb(message: pb.StreamOpen) -> StreamOpen:
         deadline_ms=message.deadline_ms or _DEFAULT_DEADLINE_MS,
         planted=_enum("planted_error", message.planted_error, Plant.NONE),
         cache_salt=message.cache_salt,
+        traceparent=_within("traceparent", message.traceparent, _LONGEST_TRACEPARENT),
     )
 
 
@@ -145,6 +148,12 @@ def _tops(message: pb.StreamOpen, name: str) -> int | None:
     if wanted > MAX_LOGPROBS:
         raise InvalidArgument(name, f"must be at most {MAX_LOGPROBS}, got {wanted}")
     return wanted
+
+
+def _within(name: str, text: str, most: int) -> str:
+    if len(text) > most:
+        raise InvalidArgument(name, f"must have at most {most} characters, has {len(text)}")
+    return text
 
 
 def _enum(name: str, value: int, default: E) -> E:

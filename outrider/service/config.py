@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar, cast
 
+from outrider import tracing
 from outrider.configuration import settings
 from outrider.configuration.document import Setting
 from outrider.configuration.kinds import converter
@@ -48,6 +49,8 @@ class ServiceConfig:
         insecure: whether plain text is meant although `host` is not loopback.
         allow_planted_errors: whether streams may ask for errors on purpose, to test `outrider verify`.
         log_format: text, or json: one object per line.
+        otlp_endpoint: collector that gets the spans of traced streams by OTLP over gRPC; unset means that of the
+            variable OTEL_EXPORTER_OTLP_ENDPOINT, and without either there are none.
     """
 
     model: str
@@ -76,6 +79,7 @@ class ServiceConfig:
     insecure: bool = False
     allow_planted_errors: bool = False
     log_format: str = TEXT
+    otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         if not self.model:
@@ -91,6 +95,7 @@ class ServiceConfig:
             raise InvalidArgument("log_format", f"must be one of {', '.join(LOG_FORMATS)}, got {self.log_format!r}")
         if self.ssl_ca_certs is not None and self.ssl_certfile is None:
             raise InvalidArgument("ssl_ca_certs", "needs ssl_certfile and ssl_keyfile")
+        tracing.endpoint(self.otlp_endpoint)
         encrypted = self.tls.certfile is not None
         remedy = "ssl_certfile and ssl_keyfile"
         guard("host", self.host, encrypted=encrypted, insecure=self.insecure, remedy=remedy)

@@ -7,6 +7,7 @@ import logging
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from outrider import tracing
 from outrider.rpc.credentials import server_credentials
 from outrider.rpc.link import LinkHost
 from outrider.rpc.options import message_limit
@@ -70,11 +71,14 @@ class Service:
             credentials=server_credentials(config.tls),
         )
         self._watch: asyncio.Task[None] | None = None
+        part = name.rpartition(".")[2].removesuffix("Service").lower()
+        self._tracer = tracing.tracer(part, tracing.endpoint(config.otlp_endpoint))
 
     def host(self, backend: Backend, servicer: Servicer) -> None:
         """Serve these two; called once, before `start`."""
         self._backend = backend
         self._servicer = servicer
+        servicer.links.tracer = self._tracer
         servicer.register(self._server)
 
     async def start(self) -> int:
@@ -129,6 +133,8 @@ class Service:
             self._watch.cancel()
         if self._backend.ready.done():  # a thread that is still loading ends with the process
             await asyncio.to_thread(self._backend.close)
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
 
     def on_fatal(self, error: BaseException) -> None:
         """The engine stopped for good; may be called from any thread."""

@@ -138,7 +138,7 @@ class TokenSequence(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StreamOpen(_message.Message):
-    __slots__ = ("stream_id", "fork_of", "prompt_length", "params", "rule", "form", "draft_key", "emit_key", "gumbel_key", "sample_index", "logprobs", "deadline_ms", "planted_error", "prompt_logprobs", "cache_salt")
+    __slots__ = ("stream_id", "fork_of", "prompt_length", "params", "rule", "form", "draft_key", "emit_key", "gumbel_key", "sample_index", "logprobs", "deadline_ms", "planted_error", "prompt_logprobs", "cache_salt", "traceparent")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     FORK_OF_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +154,7 @@ class StreamOpen(_message.Message):
     PLANTED_ERROR_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     fork_of: int
     prompt_length: int
@@ -169,7 +170,8 @@ class StreamOpen(_message.Message):
     planted_error: PlantedError
     prompt_logprobs: int
     cache_salt: int
-    def __init__(self, stream_id: _Optional[int] = ..., fork_of: _Optional[int] = ..., prompt_length: _Optional[int] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., rule: _Optional[_Union[AcceptanceRule, str]] = ..., form: _Optional[_Union[WireForm, str]] = ..., draft_key: _Optional[int] = ..., emit_key: _Optional[int] = ..., gumbel_key: _Optional[int] = ..., sample_index: _Optional[int] = ..., logprobs: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., planted_error: _Optional[_Union[PlantedError, str]] = ..., prompt_logprobs: _Optional[int] = ..., cache_salt: _Optional[int] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, stream_id: _Optional[int] = ..., fork_of: _Optional[int] = ..., prompt_length: _Optional[int] = ..., params: _Optional[_Union[SamplingParams, _Mapping]] = ..., rule: _Optional[_Union[AcceptanceRule, str]] = ..., form: _Optional[_Union[WireForm, str]] = ..., draft_key: _Optional[int] = ..., emit_key: _Optional[int] = ..., gumbel_key: _Optional[int] = ..., sample_index: _Optional[int] = ..., logprobs: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., planted_error: _Optional[_Union[PlantedError, str]] = ..., prompt_logprobs: _Optional[int] = ..., cache_salt: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class RequestItems(_message.Message):
     __slots__ = ("stream_ids", "generations", "committed_lengths", "bases", "prefix_hashes", "token_counts", "tokens")

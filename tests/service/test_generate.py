@@ -23,6 +23,7 @@ from coordinator.servicer import CoordinatorServicer
 from outrider.client import Answer, Client, request
 from outrider.rpc.options import COORDINATOR_SERVICE_NAME
 from outrider.rpc.server import Server
+from outrider.tracing import Tracer
 from outrider.v1 import common_pb2, coordinator_pb2, coordinator_pb2_grpc, target_pb2_grpc
 from tests.service.harness import ANSWER_WITHIN_S, channel_to, draft_service
 from tests.service.stack import target_service
@@ -48,21 +49,22 @@ async def doors(
     """Both doors of a coordinator that is ready and, where there is a draft, attached to it."""
     async with target_service(target) as target_port:
         if draft is None:
-            async with _front(target_port, None) as made:
+            async with open_doors(target_port, None) as made:
                 yield made
         else:
             async with (
                 draft_service(draft, threads=1, kv_cache_tokens=8192) as draft_port,
-                _front(target_port, draft_port) as made,
+                open_doors(target_port, draft_port) as made,
             ):
                 yield made
 
 
 @asynccontextmanager
-async def _front(target_port: int, draft_port: int | None) -> AsyncIterator[Doors]:
+async def open_doors(target_port: int, draft_port: int | None, tracer: Tracer | None = None) -> AsyncIterator[Doors]:
+    """Doors before these services."""
     draft = f"127.0.0.1:{draft_port}" if draft_port else None
     decoder = Decoder(DecoderConfig(target=(f"127.0.0.1:{target_port}",), draft=draft))
-    front = Front(decoder, FrontConfig(max_speculative_tokens=8))
+    front = Front(decoder, FrontConfig(max_speculative_tokens=8), tracer)
     server = Server(COORDINATOR_SERVICE_NAME, message_limit=1 << 20)
     coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(CoordinatorServicer(front), server.grpc)
     port = await server.start("127.0.0.1", 0)
