@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import yaml
 
 from cluster import arguments
 from cluster.plan import Plan
+from outrider.certs.issue import issue
 from tests.unit.test_project import PINS
 
 # Ray's schemas are imported where they are used, so that what they warn of is not what the tests warn of.
@@ -39,7 +41,14 @@ def hosts(plan: Plan, nodes: Mapping[str, Mapping[str, float]]) -> None:
             assert nodes[kind].get(name, 0) >= amount * replicas, (kind, name)
 
 
-def test_ray_up_takes_the_cluster_file() -> None:
+def local(words: str, given: Path, folder: Path) -> str:
+    """With the folder of certificates as it is on this machine, and a file of keys in it."""
+    issue(folder)
+    (folder / "keys").write_text("a sha256:" + "0" * 64)
+    return words.replace(str(given), str(folder)).replace("/run/secrets/outrider", str(folder))
+
+
+def test_ray_up_takes_the_cluster_file(tmp_path: Path) -> None:
     """Ray validates it on `ray up`, after minutes of installing."""
     from ray.autoscaler._private.util import prepare_config, validate_config
 
@@ -50,7 +59,11 @@ def test_ray_up_takes_the_cluster_file() -> None:
     command = (
         (DEPLOY / "ray/cluster.yaml").read_text().split("'outrider deploy ")[1].split("'\n")[0].replace("\n#", " ")
     )
-    plan = arguments.plan(arguments.parser().parse_args(shlex.split(command)), has_gpus=True)
+    (certs,) = map(Path, config["file_mounts"])
+    assert "ca.key" in config["rsync_exclude"]
+    words = shlex.split(local(command, certs, tmp_path))
+    plan = arguments.plan(arguments.parser().parse_args(words), has_gpus=True)
+    guarded(plan)
     nodes = {
         kind: {name: amount * one.get("min_workers", 1) for name, amount in one["resources"].items()}
         for kind, one in kinds.items()
@@ -59,7 +72,14 @@ def test_ray_up_takes_the_cluster_file() -> None:
     assert "--dashboard-host=127.0.0.1" in config["head_start_ray_commands"][-1]
 
 
-def test_the_operator_takes_the_service_file() -> None:
+def guarded(plan: Plan) -> None:
+    """Fails unless all links are mutual TLS and requests need a key, without a word of either in an argument."""
+    assert plan.options.decoder.tls.ca_certs and not plan.insecure
+    assert all(one.config.tls.ca_certs for one in (plan.target, plan.draft) if one is not None)
+    assert plan.options.front.api_keys.of_file
+
+
+def test_the_operator_takes_the_service_file(tmp_path: Path) -> None:
     """The operator reports a file that does not fit as a service that never gets ready."""
     from ray.serve.schema import ServeDeploySchema
 
@@ -70,7 +90,9 @@ def test_the_operator_takes_the_service_file() -> None:
     (application,) = serving.applications
     module, _, function = application.import_path.partition(":")
     assert callable(getattr(importlib.import_module(module), function))
-    plan = arguments.plan(arguments.from_mapping(application.args), has_gpus=True)
+    given = json.loads(local(json.dumps(application.args), Path(application.args["certs"]), tmp_path))
+    plan = arguments.plan(arguments.from_mapping(given), has_gpus=True)
+    guarded(plan)
     assert plan.name == application.name
 
     cluster = service["spec"]["rayClusterConfig"]
@@ -82,6 +104,11 @@ def test_the_operator_takes_the_service_file() -> None:
         (container,) = group["template"]["spec"]["containers"]
         volumes = {one["name"] for one in group["template"]["spec"]["volumes"]}
         assert {one["name"] for one in container["volumeMounts"]} == volumes
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": group["template"]["spec"]}
+        kubernetes_validate.validate(pod, "1.33", strict=True)
+        secrets = {one["secret"]["secretName"] for one in group["template"]["spec"]["volumes"] if "secret" in one}
+        own = {"outrider-certs-coordinator", "outrider-api-keys"} if name == "head" else {"hf-token"}
+        assert secrets == own | ({f"outrider-certs-{name}"} if name != "head" else set())
         assert container["resources"]["requests"] == container["resources"]["limits"]
         count = group.get("replicas", 1)
         custom = json.loads(json.loads(group["rayStartParams"]["resources"]))  # quoted once more for a shell

@@ -30,6 +30,12 @@ def container(part: str) -> dict[str, Any]:
     return dict(found)
 
 
+def replaced(word: str, places: tuple[str, ...], by: str) -> str:
+    for place in places:
+        word = word.replace(place, by)
+    return word
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: f"{d['kind']}/{d['metadata']['name']}")
 def test_it_is_valid_by_the_schema(document: dict[str, Any]) -> None:
     """Guards against a field that the server drops or refuses."""
@@ -47,7 +53,9 @@ def test_the_schema_would_notice_a_wrong_field() -> None:
 def test_the_arguments_are_ones_that_the_part_takes(part: str, tmp_path: Path) -> None:
     """Guards against a pod that restarts for ever. The certificates have the names that `outrider certs` gives them."""
     issue(tmp_path)
-    module, *arguments = [word.replace("/certs/", f"{tmp_path}/") for word in container(part)["args"]]
+    (tmp_path / "keys").write_text("a sha256:" + "0" * 64)
+    places = ("/certs/", "/run/secrets/outrider/")
+    module, *arguments = [replaced(word, places, f"{tmp_path}/") for word in container(part)["args"]]
     assert module.removesuffix("_service") == part
     made = PARSERS[part](arguments)
     grace = DEPLOYMENTS[part]["template"]["spec"]["terminationGracePeriodSeconds"]
@@ -64,6 +72,23 @@ def test_every_pod_is_locked_down(part: str) -> None:
     assert own["readOnlyRootFilesystem"] is True
     assert own["allowPrivilegeEscalation"] is False
     assert own["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize("part", PARSERS)
+def test_secrets_are_files_of_their_own_part(part: str) -> None:
+    """Guards keys against `ps`, the environment and other parts; the arguments name paths only."""
+    pod, own = DEPLOYMENTS[part]["template"]["spec"], container(part)
+    mounted = {one["name"]: one for one in own["volumeMounts"]}
+    volumes = [one for one in pod["volumes"] if "secret" in one]
+    expected = {"coordinator": {"outrider-api-keys"}}.get(part, {"hf-token"})
+    assert {one["secret"]["secretName"] for one in volumes} == expected | {f"outrider-certs-{part}"}
+    assert all(mounted[one["name"]]["readOnly"] is True for one in volumes)
+    assert all(one["secret"]["defaultMode"] & 0o007 == 0 for one in volumes)
+    assert not [one for one in own.get("env", []) if "valueFrom" in one]
+    for word in own["args"]:
+        flag, _, value = word.partition("=")
+        if any(name in flag for name in ("key", "token", "cert")):
+            assert value.startswith(tuple(one["mountPath"] for one in mounted.values())), word
 
 
 @pytest.mark.parametrize("part", PARSERS)
