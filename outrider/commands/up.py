@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.commands.options import Device, Draft, Dtype, Speculative, Target
+from outrider.commands.options import Dtype, Speculative, of_stack
 from outrider.commands.termination import TerminationInterrupts
 from outrider.configuration import stack as stack_config
 from outrider.configuration.document import read as read_document
@@ -21,15 +21,9 @@ from outrider.rpc.options import COORDINATOR_PORT, DRAFT_PORT, TARGET_PORT
 _GRACE_S = 10.0
 
 
+@of_stack
 def up(
     context: typer.Context,
-    config: Annotated[
-        str | None, typer.Option(help="YAML file with settings for all parts; flags win over it.")
-    ] = None,
-    target: Target = "default",
-    draft: Draft = "default",
-    target_device: Device = "auto",
-    draft_device: Device = "auto",
     dtype: Dtype = "auto",
     max_model_len: Annotated[int | None, typer.Option(help="Longest stream in tokens; unset: the model's own.")] = None,
     served_model_name: Annotated[str | None, typer.Option(help="Name that the API answers to.")] = None,
@@ -74,7 +68,7 @@ def up(
     ] = None,
 ) -> None:
     """Serve a pair on this machine; Ctrl-C stops it."""
-    options = stack_options(context, config)
+    options = stack_options(context)
     seats = make_plan(options)
     show_plan(seats)
     with TerminationInterrupts(), Downloads() as downloads:
@@ -87,13 +81,17 @@ def up(
         out.print("stopped")
 
 
-def stack_options(context: typer.Context, config: str | None, *, quiet: bool = False) -> StackOptions:
+def stack_options(context: typer.Context, *, quiet: bool = False) -> StackOptions:
     """Defaults, then the file, then the flags that were given; `quiet` says nothing about what `up` overrules.
+
+    Args:
+        context: of a command with the options of `Stack`.
 
     Raises:
         BadConfiguration: lists the file's faults.
     """
-    values = {name: value for name, value in context.params.items() if name != "config"}
+    values = dict(context.params)
+    config = values.pop("config")
     if config is not None:
         file = stack_config.options(read_document(config))
         complain(file.faults)

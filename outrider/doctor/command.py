@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from outrider.commands.options import Device, Draft, Target
+from outrider.commands.options import of_stack
 from outrider.commands.up import stack_options
 from outrider.console import out
 from outrider.doctor.examination import examine
@@ -19,20 +19,14 @@ from outrider.doctor.finding import Finding, Level
 _STYLE = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 
 
+@of_stack
 def doctor(
     context: typer.Context,
-    config: Annotated[
-        str | None, typer.Option(help="YAML file that `outrider up` would get; flags win over it.")
-    ] = None,
-    target: Target = "default",
-    draft: Draft = "default",
-    target_device: Device = "auto",
-    draft_device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Say what stands in a stack's way on this machine, and what to do; exit code 1 on a problem."""
     context.params.pop("as_json")
-    findings = examine(stack_options(context, config, quiet=True))
+    findings = examine(stack_options(context, quiet=True))
     if as_json:
         body = {"worst": worst(findings).value, "checks": [finding.as_json() for finding in findings]}
         print(json.dumps(body))  # noqa: T201 - for programs
