@@ -10,13 +10,14 @@ TORCH_INDEX ?=
 TARGET ?= smollm2-135m
 DRAFT ?= ngram
 UP_FLAGS ?=
+CHAOS_FLAGS ?=
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PROTOS := $(wildcard proto/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-model test-cluster check format proto bench up down clean
+.PHONY: help install demo test test-model test-cluster chaos check format proto bench up down clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -48,8 +49,11 @@ test: $(INSTALLED)  ## The default suite: under five minutes on two cores.
 test-model: $(INSTALLED)  ## The bars on the default model: under fifteen minutes on two cores.
 	$(BIN)/python -m pytest tests -m "model and not gpu"
 
-test-cluster: $(INSTALLED)  ## Deployment on a Ray cluster of several nodes on this machine: three to five minutes.
+test-cluster: $(INSTALLED)  ## Deployment on a Ray cluster of several nodes on this machine: about five minutes.
 	$(BIN)/python -m pytest tests/chaos -m cluster
+
+chaos: $(INSTALLED)  ## Parts fail under load, each kind once: about 10 minutes. CHAOS_FLAGS="--chaos-times 10 --chaos-requests 500" is the full form.
+	$(BIN)/python -m pytest tests/chaos -m chaos -s $(CHAOS_FLAGS)
 
 check: $(INSTALLED)  ## What CI runs before the tests: format, lint, types, import rules, stale stubs.
 	$(BIN)/ruff format --check .

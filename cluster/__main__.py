@@ -16,6 +16,7 @@ from cluster.connection import connected
 from cluster.deploy import deploy
 from cluster.removal import remove
 from cluster.report import Report, report
+from cluster.restart import restart
 from outrider.console import out, say
 from outrider.errors import OutriderError
 
@@ -27,7 +28,7 @@ def main() -> int:
     given = arguments.parser().parse_args()
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        if not (given.remove or given.status):
+        if not (given.remove or given.status or given.restart):
             arguments.plan(given, has_gpus=False)  # what is wrong with the options is said before anything is joined
         with connected(given.address):
             return _act(given)
@@ -43,6 +44,9 @@ def _act(given: Any) -> int:
     if given.remove:
         remove(given.name)
         out.print(f"removed {given.name}")
+        return 0
+    if given.restart:
+        _show(restart(given.name, start_timeout_s=given.start_timeout_s, say=say))
         return 0
     if given.status:
         now = report(given.name)

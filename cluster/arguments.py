@@ -39,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     action = made.add_mutually_exclusive_group()
     action.add_argument("--status", action="store_true", help="say how the application is; status 1 unless all serves")
     action.add_argument("--remove", action="store_true", help="end the application and all that belongs to it")
+    action.add_argument("--restart", action="store_true", help="start its parts anew, one after the other")
     add = made.add_argument
     add("--json", action="store_true", help="with --status: one JSON object, for programs")
     add(

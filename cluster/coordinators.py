@@ -18,7 +18,7 @@ from cluster.plan import Plan
 from cluster.resources import actor_options
 from cluster.roll import Member
 from coordinator.arguments import Addresses
-from coordinator.serve import Coordinator
+from coordinator.serve import HEALTH_CHECK_S, Coordinator
 from outrider.errors import Mismatch, OutriderError, Unavailable
 from outrider.rpc.server import PortInUse
 
@@ -121,6 +121,7 @@ def bind(plan: Plan) -> serve.Application:
             "target_ongoing_requests": plan.target_ongoing_requests,
         },
         graceful_shutdown_timeout_s=plan.options.drain_timeout_s + _GOODBYE_S,
+        health_check_period_s=HEALTH_CHECK_S,
         ray_actor_options=actor_options(plan.coordinator_resources),
         logging_config=quiet,
         max_constructor_retry_count=_TRIES,

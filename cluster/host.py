@@ -54,6 +54,7 @@ class ServiceHost:
         self._node = ray.util.get_node_ip_address()
         self._config = config
         self._status = HostState(STARTING, "", "", self._node)
+        self._service: Service | None = None
         self._life = asyncio.create_task(self._live(role), name=f"{role} service")
 
     async def address(self) -> str:
@@ -64,11 +65,17 @@ class ServiceHost:
         """How the service is."""
         return self._status
 
+    async def restart(self) -> None:
+        """Let what is running end, for as long as SIGTERM would, then end the actor; Ray starts it anew."""
+        if self._service is not None:
+            await self._service.stop(self._config.drain_seconds)
+        os._exit(1)
+
     async def _live(self, role: Role) -> None:
         served = False
         try:
             config = await asyncio.to_thread(located, self._config, role)
-            service = _service(replace(config, host=self._node, port=0))
+            self._service = service = _service(replace(config, host=self._node, port=0))
             port = await service.start()
             self._status = HostState(LOADING, "", _address(self._node, port), self._node)
             await service.ready()

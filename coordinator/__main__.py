@@ -15,7 +15,7 @@ from typing import Any
 
 from coordinator.arguments import Addresses, Options, open_to_strangers, parse, url
 from coordinator.gate import gate
-from coordinator.ray_local import local_ray
+from coordinator.ray_local import dead_process, local_ray
 from outrider import api_key, log_format
 from outrider.errors import OutriderError, Unavailable
 from outrider.phases import announce
@@ -25,6 +25,8 @@ from outrider.rpc.files import raise_file_limit
 logger = logging.getLogger("coordinator")
 
 _POLL_S = 0.1
+_WATCH_S = 0.5
+_ANSWER_S = 5.0
 
 
 def main() -> int:
@@ -68,14 +70,17 @@ def _serve(options: Options, at: str) -> None:
     stop = _StopSignal()
     handle = serve.run(options)
     announce("load", "waiting for the target")
-    while not stop.wait(_POLL_S):
-        status = handle.status.remote().result()
-        if not status.reason:
+    ready, died = False, ""
+    while not stop.wait(_WATCH_S if ready else _POLL_S) and not (died := dead_process()):
+        if not ready and (status := serve.answer(handle.status.remote(), _ANSWER_S)) and not status.reason:
+            ready = True
             announce("ready", f"{status.model} at {at}, gRPC port {status.grpc_port}")
-            break
-    stop.wait(None)
+    if died:
+        logger.error("Ray's %s has ended; this coordinator ends with it", died)
     logger.info("draining for up to %g s", options.drain_timeout_s)
-    handle.drain.remote(options.drain_timeout_s).result()
+    serve.answer(handle.drain.remote(options.drain_timeout_s), options.drain_timeout_s + _ANSWER_S)
+    if died:
+        raise Unavailable(f"Ray's {died} has ended; start the coordinator again")
 
 
 class _StopSignal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -37,6 +38,9 @@ T = TypeVar("T")
 
 _POLL_S = 0.05
 _RETRY_S = 1.0
+_BLIP_S = 5.0
+"""A request that comes so soon after the last target went away waits for one, as those that are running do: a link that
+is made anew after a lost message is no reason to turn anybody away."""
 _PREPARING_AT_ONCE = 4
 """Threads that parse, template and tokenise; tokenizers give the interpreter free while they work."""
 
@@ -187,7 +191,7 @@ class Front:
             self._admission.check(query.client, answers)  # nobody's prompt is tokenised to be refused
         preparing = partial(prepare, query, self.model, policy)
         prepared = await self.off_loop(query.client, preparing, query.timeout_s)
-        if self._admission is None or not self._backend.state.targets_up:
+        if self._admission is None or _away_s(self._backend.state) > _BLIP_S:
             raise Unavailable("no target answers")
         check_allowed(
             prepared.requests[0].planted, [part for part, allows in self.planted_errors.items() if not allows]
@@ -251,6 +255,11 @@ class Front:
                 self._admission.resize(places, waiting)
                 self._preparing.resize(_PREPARING_AT_ONCE, max(waiting, _PREPARING_AT_ONCE))
             await asyncio.sleep(_POLL_S)
+
+
+def _away_s(state: DecoderState) -> float:
+    """Seconds since the last target went away; 0 while one is there."""
+    return 0.0 if state.targets_up else min((p.since_s for p in state.degraded if p.part == "target"), default=math.inf)
 
 
 def _left_s(ends_s: float) -> float:

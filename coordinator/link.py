@@ -66,6 +66,7 @@ class Link(Generic[Row, Reply]):
     Attributes:
         info: what the service said of itself when it was last reached.
         is_up: whether rows are being sent.
+        is_draining: whether the service has said that it is about to end.
         reason: why they are not, for people.
         round_trip_s: of a call when it was last reached, 0 before.
         changed_s: `time.monotonic()` when the link last went up or down.
@@ -85,7 +86,7 @@ class Link(Generic[Row, Reply]):
         self.kind = kind
         self.address = address
         self.info: PartInfo | None = None
-        self.is_up = False
+        self.is_up = self.is_draining = False
         self.reason = f"the {kind.part} service at {address} has not answered yet"
         self.changed_s = time.monotonic()
         self.round_trip_s = 0.0
@@ -278,6 +279,7 @@ class Link(Generic[Row, Reply]):
         # A plain run that is topped up takes credit twice for a moment; half as many streams as credit is always safe.
         self._seats = max(1, reply.credit // 2)
         self.is_up, self.reason, self.changed_s = True, "", time.monotonic()
+        self.is_draining = False
         logger.info("%s: link up, epoch %d", self._peer, self._epoch)
         self._listener.up(self, new_instance=new_instance)
         self._wake.set()
@@ -314,6 +316,7 @@ class Link(Generic[Row, Reply]):
                 code = await self._call.code()
                 raise Unavailable(await self._call.details() or f"the link ended with {code.name}")
             count(message, self._wire)
+            self.is_draining |= message.draining
             batch = self.kind.read(message)
             if len(batch.replies):
                 self.messages_received += 1

@@ -35,7 +35,11 @@ _SETTINGS = {
     # Ray runs its workers at niceness 15, so that its own processes come first. The coordinator is on the path of
     # every token: behind a service that computes on the same cores it would be scheduled last, in every round.
     "RAY_worker_niceness": "0",
+    # A dead HTTP door is opened again after three looks at it, by default one every 10 s.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
 }
+
+_VITAL = ("gcs_server", "raylet")
 
 
 @contextmanager
@@ -74,6 +78,19 @@ def local_ray(*, bare_lines: bool = False) -> Iterator[Path]:
         assert watcher.stdin is not None
         watcher.stdin.close()
         watcher.wait()
+
+
+def dead_process() -> str:
+    """Name of a process of this Ray that has ended by itself, or empty.
+
+    Without its head or its raylet a Ray goes on for a while, lets nothing start again, and then ends; in its own words
+    this is for the programs that started it to find out.
+    """
+    import ray._private.worker
+
+    node = ray._private.worker._global_node
+    names: list[str] = [name for name, _ in node.dead_processes()] if node is not None else []
+    return next((name for name in names if name in _VITAL), "")
 
 
 def _isolate() -> None:

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 import ray
 from fastapi import FastAPI
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import HTTPOptions, ProxyLocation
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
@@ -27,10 +29,14 @@ from outrider.rpc.options import COORDINATOR_SERVICE_NAME
 from outrider.rpc.server import Server
 from outrider.v1 import coordinator_pb2_grpc
 
+logger = logging.getLogger(__name__)
+
 APPLICATION = "outrider"
 _MAX_ONGOING_REQUESTS = 100_000
 """Serve's own limit (5 by default) must never be the one that is reached: admission refuses with a proper error."""
 _MAX_MESSAGE_BYTES = 16 << 20
+HEALTH_CHECK_S = 2.0
+"""How often Serve looks whether a coordinator is alive; by default it leaves one that died unnoticed for 10 s."""
 _QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
 _HEALTH_POLL_S = 0.2
 
@@ -122,6 +128,7 @@ def run(options: Options) -> DeploymentHandle[Any]:
         name="coordinator",
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
         graceful_shutdown_timeout_s=options.drain_timeout_s,
+        health_check_period_s=HEALTH_CHECK_S,
         ray_actor_options={"num_cpus": 0},
         logging_config=_QUIET,
     )
@@ -130,3 +137,12 @@ def run(options: Options) -> DeploymentHandle[Any]:
         return serve.run(application, name=APPLICATION, route_prefix="/", logging_config=_QUIET)
     except RuntimeError as error:
         raise Unavailable(f"the Ray Serve application did not start: {error}") from error
+
+
+def answer(response: Any, timeout_s: float) -> Any:
+    """What a call of the coordinator returned, None where it did not answer: Serve is starting it anew, or Ray ends."""
+    try:
+        return response.result(timeout_s=timeout_s)
+    except (RayError, RayServeException, TimeoutError) as error:
+        logger.warning("the coordinator did not answer: %s", type(error).__name__)
+        return None

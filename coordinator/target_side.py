@@ -121,6 +121,7 @@ class TargetSide:
         up = [link for link in self.links if link.is_up]
         if not up:
             return None
+        up = [link for link in up if not link.is_draining] or up
         load = dict.fromkeys(up, 0)
         for other in self._streams:
             if other.link in load:

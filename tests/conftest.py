@@ -23,6 +23,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="JSON lines with `category` and `turns` to take the model tests' prompts from; unset: a built-in set.",
     )
 
+    chaos = parser.getgroup("chaos", "tests/chaos, run by `make chaos`")
+    chaos.addoption("--chaos-requests", type=int, default=50, help="requests at least; 500 in the full form")
+    chaos.addoption("--chaos-times", type=int, default=1, help="each kind of fault so often; 10 in the full form")
+    chaos.addoption("--chaos-kinds", default="", help="words of the names of faults, separated by commas; unset: all")
+    chaos.addoption("--chaos-pair", choices=("stub", "tiny"), default="stub", help="what is served")
+    chaos.addoption("--seed", type=int, default=1, help="of the order of faults, and of the requests")
+    chaos.addoption("--draft-away-s", type=float, default=30.0, help="how long the draft is away in its own test")
+
 
 @pytest.fixture(scope="session")
 def default_model_dir() -> Path:

@@ -156,9 +156,14 @@ class LinkHost(Generic[B, R]):
         self._refusal = ""
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new links, let the present ones finish their streams for up to `grace_s`, then end them."""
+        """Refuse new links, let the present ones finish their streams for up to `grace_s`, then end them.
+
+        Coordinators are told, so that those with another replica begin no more streams here.
+        """
         self._refusal = "draining"
         self._draining.set()
+        for link in self._links.values():
+            link.say_draining()
         for _ in range(math.ceil(grace_s / _DRAIN_POLL_S)):
             if all(link.idle for link in self._links.values()):
                 break

@@ -73,12 +73,18 @@ class Link(Generic[R]):
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._finished: list[tuple[R, int]] = []
+        self._farewell = False
         self._wake = asyncio.Event()
 
     @property
     def idle(self) -> bool:
         """Whether the coordinator has no stream and no unanswered item here."""
         return not self.open_streams and not self.unanswered
+
+    def say_draining(self) -> None:
+        """Tells the coordinator that the service is about to end."""
+        self._farewell = True
+        self._wake.set()
 
     def reply(self, batch: R, answered: int) -> None:
         """Send a reply batch; called by the engine thread, returns at once. Dropped if the link has ended.
@@ -107,8 +113,13 @@ class Link(Generic[R]):
                 await context.write(self._kind.response())
                 continue
             self._wake.clear()
+            if self._farewell:
+                self._farewell = False
+                await context.write(self._kind.response(draining=True))
             with self._lock:
                 finished, self._finished = self._finished, []
+            if not finished:
+                continue
             self.unanswered -= sum(answered for _, answered in finished)
             if self.traces is not None:
                 for batch, _ in finished:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.v1 import common_pb2 as outrider_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/draft.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\x87\x02\n\x0eProposeRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\x12&\n\x05opens\x18\x02 \x03(\x0b\x32\x17.outrider.v1.StreamOpen\x12\x19\n\x11\x63losed_stream_ids\x18\x03 \x01(\x0c\x12(\n\x05items\x18\x04 \x01(\x0b\x32\x19.outrider.v1.RequestItems\x12\r\n\x05slots\x18\x05 \x01(\x0c\x12\x14\n\x0c\x64\x65\x61\x64lines_ms\x18\x06 \x01(\x0c\x12\'\n\x08\x66\x65\x61tures\x18\x07 \x01(\x0b\x32\x15.outrider.v1.Features\x12\x17\n\x0fleast_survivals\x18\x08 \x01(\x0c\"\xad\x01\n\x0fProposeResponse\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x17.outrider.v1.HelloReply\x12(\n\x07replies\x18\x02 \x01(\x0b\x32\x17.outrider.v1.ReplyItems\x12!\n\x05slots\x18\x03 \x01(\x0b\x32\x12.outrider.v1.Slots\x12%\n\x07timings\x18\x04 \x01(\x0b\x32\x14.outrider.v1.Timings2\xf5\x01\n\x0c\x44raftService\x12\x44\n\x07GetInfo\x12\x1b.outrider.v1.GetInfoRequest\x1a\x1c.outrider.v1.GetInfoResponse\x12U\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a!.outrider.v1.GetTokenizerResponse0\x01\x12H\n\x07Propose\x12\x1b.outrider.v1.ProposeRequest\x1a\x1c.outrider.v1.ProposeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17outrider/v1/draft.proto\x12\x0boutrider.v1\x1a\x18outrider/v1/common.proto\"\x87\x02\n\x0eProposeRequest\x12!\n\x05hello\x18\x01 \x01(\x0b\x32\x12.outrider.v1.Hello\x12&\n\x05opens\x18\x02 \x03(\x0b\x32\x17.outrider.v1.StreamOpen\x12\x19\n\x11\x63losed_stream_ids\x18\x03 \x01(\x0c\x12(\n\x05items\x18\x04 \x01(\x0b\x32\x19.outrider.v1.RequestItems\x12\r\n\x05slots\x18\x05 \x01(\x0c\x12\x14\n\x0c\x64\x65\x61\x64lines_ms\x18\x06 \x01(\x0c\x12\'\n\x08\x66\x65\x61tures\x18\x07 \x01(\x0b\x32\x15.outrider.v1.Features\x12\x17\n\x0fleast_survivals\x18\x08 \x01(\x0c\"\xbf\x01\n\x0fProposeResponse\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x17.outrider.v1.HelloReply\x12(\n\x07replies\x18\x02 \x01(\x0b\x32\x17.outrider.v1.ReplyItems\x12!\n\x05slots\x18\x03 \x01(\x0b\x32\x12.outrider.v1.Slots\x12%\n\x07timings\x18\x04 \x01(\x0b\x32\x14.outrider.v1.Timings\x12\x10\n\x08\x64raining\x18\x05 \x01(\x08\x32\xf5\x01\n\x0c\x44raftService\x12\x44\n\x07GetInfo\x12\x1b.outrider.v1.GetInfoRequest\x1a\x1c.outrider.v1.GetInfoResponse\x12U\n\x0cGetTokenizer\x12 .outrider.v1.GetTokenizerRequest\x1a!.outrider.v1.GetTokenizerResponse0\x01\x12H\n\x07Propose\x12\x1b.outrider.v1.ProposeRequest\x1a\x1c.outrider.v1.ProposeResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,7 +35,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROPOSEREQUEST']._serialized_start=67
   _globals['_PROPOSEREQUEST']._serialized_end=330
   _globals['_PROPOSERESPONSE']._serialized_start=333
-  _globals['_PROPOSERESPONSE']._serialized_end=506
-  _globals['_DRAFTSERVICE']._serialized_start=509
-  _globals['_DRAFTSERVICE']._serialized_end=754
+  _globals['_PROPOSERESPONSE']._serialized_end=524
+  _globals['_DRAFTSERVICE']._serialized_start=527
+  _globals['_DRAFTSERVICE']._serialized_end=772
 # @@protoc_insertion_point(module_scope)

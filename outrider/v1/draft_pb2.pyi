@@ -28,13 +28,15 @@ class ProposeRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., opens: _Optional[_Iterable[_Union[_common_pb2.StreamOpen, _Mapping]]] = ..., closed_stream_ids: _Optional[bytes] = ..., items: _Optional[_Union[_common_pb2.RequestItems, _Mapping]] = ..., slots: _Optional[bytes] = ..., deadlines_ms: _Optional[bytes] = ..., features: _Optional[_Union[_common_pb2.Features, _Mapping]] = ..., least_survivals: _Optional[bytes] = ...) -> None: ...
 
 class ProposeResponse(_message.Message):
-    __slots__ = ("hello", "replies", "slots", "timings")
+    __slots__ = ("hello", "replies", "slots", "timings", "draining")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REPLIES_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.HelloReply
     replies: _common_pb2.ReplyItems
     slots: _common_pb2.Slots
     timings: _common_pb2.Timings
-    def __init__(self, hello: _Optional[_Union[_common_pb2.HelloReply, _Mapping]] = ..., replies: _Optional[_Union[_common_pb2.ReplyItems, _Mapping]] = ..., slots: _Optional[_Union[_common_pb2.Slots, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ...) -> None: ...
+    draining: bool
+    def __init__(self, hello: _Optional[_Union[_common_pb2.HelloReply, _Mapping]] = ..., replies: _Optional[_Union[_common_pb2.ReplyItems, _Mapping]] = ..., slots: _Optional[_Union[_common_pb2.Slots, _Mapping]] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., draining: _Optional[bool] = ...) -> None: ...

@@ -28,7 +28,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[_common_pb2.Hello, _Mapping]] = ..., opens: _Optional[_Iterable[_Union[_common_pb2.StreamOpen, _Mapping]]] = ..., closed_stream_ids: _Optional[bytes] = ..., items: _Optional[_Union[_common_pb2.RequestItems, _Mapping]] = ..., slots: _Optional[_Union[_common_pb2.Slots, _Mapping]] = ..., runs: _Optional[bytes] = ..., features_from: _Optional[bytes] = ..., feature_request: _Optional[_Union[_common_pb2.FeatureRequest, _Mapping]] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
-    __slots__ = ("hello", "replies", "slots_done", "cuts", "p", "emit", "bonus", "dense_p", "timings", "features", "logprobs", "prompt_logprobs")
+    __slots__ = ("hello", "replies", "slots_done", "cuts", "p", "emit", "bonus", "dense_p", "timings", "features", "logprobs", "prompt_logprobs", "draining")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REPLIES_FIELD_NUMBER: _ClassVar[int]
     SLOTS_DONE_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +41,7 @@ class VerifyResponse(_message.Message):
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     hello: _common_pb2.HelloReply
     replies: _common_pb2.ReplyItems
     slots_done: bytes
@@ -53,4 +54,5 @@ class VerifyResponse(_message.Message):
     features: _common_pb2.Features
     logprobs: _common_pb2.Logprobs
     prompt_logprobs: _common_pb2.Logprobs
-    def __init__(self, hello: _Optional[_Union[_common_pb2.HelloReply, _Mapping]] = ..., replies: _Optional[_Union[_common_pb2.ReplyItems, _Mapping]] = ..., slots_done: _Optional[bytes] = ..., cuts: _Optional[bytes] = ..., p: _Optional[bytes] = ..., emit: _Optional[bytes] = ..., bonus: _Optional[bytes] = ..., dense_p: _Optional[bytes] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., features: _Optional[_Union[_common_pb2.Features, _Mapping]] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ...) -> None: ...
+    draining: bool
+    def __init__(self, hello: _Optional[_Union[_common_pb2.HelloReply, _Mapping]] = ..., replies: _Optional[_Union[_common_pb2.ReplyItems, _Mapping]] = ..., slots_done: _Optional[bytes] = ..., cuts: _Optional[bytes] = ..., p: _Optional[bytes] = ..., emit: _Optional[bytes] = ..., bonus: _Optional[bytes] = ..., dense_p: _Optional[bytes] = ..., timings: _Optional[_Union[_common_pb2.Timings, _Mapping]] = ..., features: _Optional[_Union[_common_pb2.Features, _Mapping]] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., draining: _Optional[bool] = ...) -> None: ...

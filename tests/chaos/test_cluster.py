@@ -205,6 +205,31 @@ def test_streams_outlive_the_node_of_their_target(deployed: Site) -> None:
     assert deployed.complete(20).json()["choices"][0]["text"] == TEXT[:20]
 
 
+def test_a_rolling_restart_fails_nobody(deployed: Site) -> None:
+    """Requests run on while all drafts, targets and coordinators are replaced, one after the other."""
+    before, stop = deployed.ray.status(), threading.Event()
+    texts: list[str] = []
+
+    def ask() -> None:
+        while not stop.is_set():
+            answer = deployed.complete(100)
+            texts.append(answer.json()["choices"][0]["text"] if answer.status_code == 200 else answer.text)
+
+    with ThreadPoolExecutor(4) as pool:
+        asking = [pool.submit(ask) for _ in range(4)]
+        done = deployed.ray.deploy("--restart")
+        stop.set()
+        for one in asking:
+            one.result()
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert set(texts) == {TEXT[:100]}
+    after = deployed.ray.status()
+    assert not after["missing"]
+    assert not set(before["coordinators"]) & set(after["coordinators"])
+    addresses = [{one["address"] for one in status["services"].values()} for status in (before, after)]
+    assert not addresses[0] & addresses[1]
+
+
 def test_a_second_deploy_of_the_same_name_is_refused(deployed: Site) -> None:
     """Serve would replace the coordinators under running answers."""
     done = deployed.ray.deploy(*PAIR, *PLACES)

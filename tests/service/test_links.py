@@ -330,6 +330,22 @@ class TestHang:
             await until(lambda: made.state.targets_up == 2)
         await service.stop()
 
+    async def test_a_draining_target_gets_no_new_streams_and_finishes_those_it_has(self) -> None:
+        """With new ones it would never be idle, and a rolling restart would wait for the whole grace at each target."""
+        same = f"stub:script?{SCRIPT}&fixed_ms=5"
+        service = TargetService(TargetConfig(model=same, port=0, threads=1))
+        port = await service.start()
+        await service.ready()
+        async with target_service(same) as other, decoder((port, other)) as made:
+            running = asyncio.create_task(answer(made, request([1], 100, gamma=0, temperature=0.0)))
+            await until(lambda: made.counters.generated_tokens >= 10)
+            stopping = asyncio.create_task(service.stop(30.0))
+            await until(lambda: made._target.links[0].is_draining)
+            assert (await answer(made, request([2], 20, gamma=0, temperature=0.0))).tokens == TOKENS[:20]
+            assert (await running).tokens == TOKENS[:100]
+            await asyncio.wait_for(stopping, 10.0)
+            assert made.counters.reopened == 0
+
 
 class TestRefusals:
     async def test_replicas_of_different_models_are_not_mixed(self) -> None:

@@ -18,6 +18,7 @@ from coordinator import reply
 from coordinator.app import build_app
 from coordinator.fields import FIELDS
 from coordinator.front import Front, FrontConfig
+from coordinator.parts import Degraded
 from coordinator.prepare import Policy
 from coordinator.served import COMPLETION_MAX_TOKENS, Defaults
 from outrider.errors import DeadlineExceeded, NonFiniteLogits
@@ -777,6 +778,18 @@ async def test_readiness_is_the_target_s_and_a_missing_draft_only_degrades() -> 
         assert (body["target"]["dtype"], body["max_num_seqs"]) == (target.dtype, target.max_num_seqs)
         decoder.target = None
         assert (await client.get("/ready")).status_code == 503
+
+
+async def test_a_request_outlasts_a_moment_without_a_target_and_no_more() -> None:
+    """Guards new requests against a link that is made anew, and clients against a queue before a dead target."""
+    decoder = ScriptedDecoder()
+    async with http_client(decoder) as client:
+        decoder.target, decoder.degraded = None, [Degraded("target", "the link was cut", 0.5)]
+        assert (await client.get("/ready")).status_code == 503
+        assert (await client.post("/v1/completions", json=GOOD)).status_code == 200
+        decoder.degraded = [Degraded("target", "it was killed", 60.0)]
+        refused = await client.post("/v1/completions", json=GOOD)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
 
 
 async def test_planted_errors_need_the_leave_of_every_part() -> None:
