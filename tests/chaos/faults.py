@@ -125,36 +125,43 @@ async def _never_started(stage: Stage) -> None:
 
 
 async def _coordinator_kill(stage: Stage) -> None:
-    starts = stage.site.coordinator.starts
+    family = stage.site.coordinator.family()
     stage.site.coordinator.send(signal.SIGKILL)
-    await _coordinator_is_back(stage, starts)
+    await _coordinator_is_back(stage, family)
 
 
 async def _coordinator_restart(stage: Stage) -> None:
-    starts = stage.site.coordinator.starts
+    family = stage.site.coordinator.family()
     stage.site.coordinator.send(signal.SIGTERM)
-    await _coordinator_is_back(stage, starts)
+    await _coordinator_is_back(stage, family)
 
 
-async def _coordinator_is_back(stage: Stage, starts: int) -> None:
+async def _coordinator_is_back(stage: Stage, before: list[psutil.Process]) -> None:
+    """All processes of the one before are gone (they answer for a moment after a kill), and another one answers."""
+
     async def is_back() -> bool:
-        return stage.site.coordinator.starts > starts and (await stage.site.ready())[0] != 0
+        return not any(map(_is_alive, before)) and (await stage.site.ready())[0] != 0
 
     await stage.site.until(is_back, "the coordinator answers again")
 
 
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 async def _ray(stage: Stage, word: str, *, restarts: bool) -> None:
     """Kills one of Ray's processes; `restarts`: the coordinator ends with it, and is started again."""
-    coordinator, starts = stage.site.coordinator, stage.site.coordinator.starts
-    processes = coordinator.relatives(word)
+    family, processes = stage.site.coordinator.family(), stage.site.coordinator.relatives(word)
     assert processes, f"there is no {word} below the coordinator"
     for process in processes:
         process.kill()
     if restarts:
-        await _coordinator_is_back(stage, starts)
+        await _coordinator_is_back(stage, family)
     else:
         # Whoever looks too early sees the state of before.
-        psutil.wait_procs(processes, timeout=5.0)
         await asyncio.sleep(0.5)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import random
 import shutil
 import sys
@@ -46,12 +47,17 @@ class Pair(NamedTuple):
 
 @dataclass
 class Plan:
-    """What a run is to do; see the options."""
+    """What a run is to do with a pair; see the options.
+
+    Attributes:
+        minutes: after which no further fault begins.
+    """
 
     requests: int
     times: int
     kinds: list[str]
     seed: int
+    minutes: float = math.inf
 
 
 @dataclass
@@ -88,10 +94,13 @@ async def run(made: Site, tokens: tuple[int, int], plan: Plan) -> Outcome:
     asked = await answered_alone(made.http, made.url(), questions(QUESTIONS, plan.seed, tokens))
     load = Load(made.http, lambda: [made.url()], asked, plan.seed)
     load.start(CLIENTS)
-    order = plan.kinds * plan.times
-    dice.shuffle(order)
+    order = [name for _ in range(plan.times) for name in dice.sample(plan.kinds, len(plan.kinds))]
+    ends_s = time.monotonic() + 60 * plan.minutes
     for number, name in enumerate(order):
         await asyncio.sleep(_PAUSE_S)
+        if time.monotonic() > ends_s:
+            print(f"{plan.minutes:g} minutes are over", flush=True)
+            break
         fault = await _one(name, KINDS[name], Stage(made, load, dice))
         outcome.faults.append(fault)
         back = fault.recovered_s - fault.healed_s
@@ -182,12 +191,13 @@ def main() -> int:
     parser.add_argument("--kinds", default="", help="words of the names of kinds, separated by commas; default: all")
     parser.add_argument("--pair", choices=("stub", "tiny", "both"), default="stub", help="both: half of it each")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="of a pair: no further fault after so many")
     parser.add_argument("--folder", type=Path, help="for logs; default: one that is removed if all was well")
     given = parser.parse_args()
     pairs = ("stub", "tiny") if given.pair == "both" else (given.pair,)
     requests = given.requests or (FULL_REQUESTS if given.full else 50)
     times = given.times or (FULL_TIMES if given.full else 1)
-    plan = Plan(-(-requests // len(pairs)), -(-times // len(pairs)), chosen(given.kinds), given.seed)
+    plan = Plan(-(-requests // len(pairs)), -(-times // len(pairs)), chosen(given.kinds), given.seed, given.minutes)
     folder = given.folder or Path(tempfile.mkdtemp(prefix="outrider-chaos-"))
     well = asyncio.run(run_all(pairs, plan, folder))
     if well and given.folder is None:
