@@ -99,6 +99,7 @@ class Sampler:
                 len(sequence.tokens),
                 job.opened.prompt_length,
                 sequence.matcher,
+                sequence.counts,
             )
             for job, sequence in rows
         ]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.engine.counts import Counts
 from outrider.engine.grammar import Matcher
 from outrider.seam import StreamOpen
 from target_service.proposal import Proposal
@@ -27,6 +28,7 @@ class Round(NamedTuple):
         committed: committed length at the start of the round.
         proposal: the slots.
         matcher: follows the stream's grammar, if it has one.
+        counts: of the stream's ids, if its parameters penalise any.
     """
 
     opened: StreamOpen
@@ -34,6 +36,7 @@ class Round(NamedTuple):
     committed: int
     proposal: Proposal
     matcher: Matcher | None = None
+    counts: Counts | None = None
 
     @property
     def rows(self) -> int:

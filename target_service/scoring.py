@@ -123,6 +123,7 @@ def _contexts(rounds: Sequence[Round]) -> list[RowContext]:
             a_round.committed + slot,
             a_round.opened.prompt_length,
             a_round.matcher,
+            a_round.counts,
         )
         for a_round in rounds
         for slot in range(a_round.rows)

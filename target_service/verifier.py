@@ -207,7 +207,9 @@ class Verifier:
 def _round(stream: Stream) -> Round:
     assert stream.item is not None, "only outstanding items ride in a step"
     sequence = stream.sequence
-    return Round(stream.opened, sequence.tokens, sequence.committed, stream.item.proposal, sequence.matcher)
+    return Round(
+        stream.opened, sequence.tokens, sequence.committed, stream.item.proposal, sequence.matcher, sequence.counts
+    )
 
 
 def _features(stream: Stream, verdict: Verdict) -> FeatureBlock | None:

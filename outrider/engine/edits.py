@@ -11,10 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outrider.engine.counts import Counts, Ids
 from outrider.engine.grammar import Matcher
 from outrider.sampling import SamplingParams
-
-Ids = NDArray[np.int64]
 
 
 class RowContext(NamedTuple):
@@ -26,6 +25,7 @@ class RowContext(NamedTuple):
         length: tokens before the row's own position, prompt included; those behind it are not looked at.
         prompt_len: how many of them are prompt.
         matcher: follows the stream's grammar, or None where there is none to follow.
+        counts: of the stream's ids, kept between steps; None counts anew, for the rows of one call.
     """
 
     params: SamplingParams
@@ -33,6 +33,7 @@ class RowContext(NamedTuple):
     length: int
     prompt_len: int
     matcher: Matcher | None = None
+    counts: Counts | None = None
 
 
 def edit(logits: Tensor, rows: Sequence[RowContext]) -> Tensor:
@@ -77,6 +78,11 @@ class _Points:
     def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Row and id of each entry."""
         return _to(np.concatenate(self._rows), device), _to(np.concatenate(self._ids), device)
+
+    def places(self, device: torch.device) -> Tensor:
+        """Each entry's place in the flat matrix; several times faster to read and write by than a pair of indices."""
+        rows, ids = np.concatenate(self._rows), np.concatenate(self._ids)
+        return _to(rows * self._vocab + ids, device)
 
     def values(self, device: torch.device) -> Tensor:
         return _to(np.concatenate(self._values), device)
@@ -149,24 +155,27 @@ def _hold_stops(logits: Tensor, rows: Sequence[RowContext]) -> None:
 
 def _penalise(logits: Tensor, rows: Sequence[RowContext]) -> None:
     repeated, subtracted = _Points(logits.shape[1]), _Points(logits.shape[1])
-    arrays: dict[int, Ids] = {}  # The rows of one stream share its token list.
+    anew: dict[tuple[int, int], Counts] = {}  # The rows of one stream share its token list.
     for i, row in enumerate(rows):
         params = row.params
         if not params.penalised:
             continue
-        tokens = arrays.setdefault(id(row.tokens), np.asarray(row.tokens, np.int64))[: row.length]
+        counts = row.counts or anew.setdefault((id(row.tokens), row.prompt_len), Counts(row.prompt_len))
+        counts.reach(row.tokens, row.length)
         if params.repetition_penalty != 1:
-            # Sorting a long prompt would cost more than writing the same value several times.
-            repeated.add(i, tokens, params.repetition_penalty)
+            repeated.add(i, counts.known.ids, params.repetition_penalty)
         if params.presence_penalty or params.frequency_penalty:
-            ids, counts = np.unique(tokens[row.prompt_len :], return_counts=True)
-            subtracted.add(i, ids, params.presence_penalty + params.frequency_penalty * counts)
+            text = counts.text
+            subtracted.add(i, text.ids, params.presence_penalty + params.frequency_penalty * text.counts)
+    flat = logits.view(-1)
     if repeated:
-        index, penalty = repeated.index(logits.device), repeated.values(logits.device)
-        before = logits[index]
-        logits[index] = torch.where(before > 0, before / penalty, before * penalty)
+        places, penalty = repeated.places(logits.device), repeated.values(logits.device)
+        before = flat.index_select(0, places)
+        flat.index_copy_(0, places, torch.where(before > 0, before / penalty, before * penalty))
     if subtracted:
-        logits[subtracted.index(logits.device)] -= subtracted.values(logits.device)
+        places = subtracted.places(logits.device)
+        before = flat.index_select(0, places)
+        flat.index_copy_(0, places, before.sub_(subtracted.values(logits.device)))
 
 
 def _to(values: NDArray[np.generic], device: torch.device) -> Tensor:

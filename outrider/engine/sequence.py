@@ -15,6 +15,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from outrider.engine.counts import Counts
 from outrider.engine.grammar import Matcher
 from outrider.engine.prefix_index import BlockNames
 from outrider.engine.span import Span
@@ -40,6 +41,7 @@ class Sequence:
         preemptions: times that the KV was lost to another stream.
         generation: that of the last item taken.
         matcher: follows the grammar of its text, or None.
+        counts: of its ids, where its parameters penalise any.
         deadline: clock time after which the stream may be dropped.
     """
 
@@ -57,6 +59,7 @@ class Sequence:
     preemptions: int = 0
     generation: int = 0
     matcher: Matcher | None = None
+    counts: Counts | None = None
     _noted: Note = NO_NOTE
     # Hash over tokens[:i + 1] at index i, as far as it was asked for: eight bytes a token make any base a look-up.
     _hashes: array[int] = field(default_factory=lambda: array("Q"))
@@ -126,6 +129,8 @@ class Sequence:
         del self._hashes[length:]
         if self.names is not None:
             self.names.cut(length)
+        if self.counts is not None:
+            self.counts.cut(length)
         self.cached = min(self.cached, length)
         self.committed = min(self.committed, length)
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence as Tokens
 from dataclasses import dataclass
 
 from outrider.engine.block_manager import BlockManager, Copy, OutOfBlocks
+from outrider.engine.counts import Counts
 from outrider.engine.grammar import Matcher
 from outrider.engine.prefix_index import BlockNames
 from outrider.engine.sequence import Sequence
@@ -132,6 +133,7 @@ class Streams:
             if known.owner != owner:
                 raise InvalidArgument("stream_id", f"{opened.stream_id:016x} belongs to another coordinator")
             known.opened, known.deadline, known.generation = opened, deadline, 0
+            known.counts = _counts(opened)
             return known
         if len(self._sequences) >= self._max_streams:
             raise Overloaded(f"{self._max_streams} streams are open, which is the limit")
@@ -139,7 +141,9 @@ class Streams:
         names = BlockNames(opened.cache_salt, manager.block_size) if manager.reuse else None
         grammar = opened.params.grammar
         matcher = None if grammar is None or self._matcher is None else self._matcher(grammar)
-        sequence = Sequence(opened=opened, owner=owner, deadline=deadline, names=names, matcher=matcher)
+        sequence = Sequence(
+            opened=opened, owner=owner, deadline=deadline, names=names, matcher=matcher, counts=_counts(opened)
+        )
         parent = None if opened.fork_of is None else self._sequences.get(opened.fork_of)
         if parent is not None and parent.owner == owner:
             sequence.tokens = parent.tokens[: opened.prompt_length]
@@ -336,3 +340,7 @@ class Streams:
     def _ends(self, when: float) -> float:
         self._next_end = min(self._next_end, when)
         return when
+
+
+def _counts(opened: StreamOpen) -> Counts | None:
+    return Counts(opened.prompt_length) if opened.params.penalised else None
