@@ -16,22 +16,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
+from bench.processes import services
 from coordinator.decoder import Decoder, DecoderConfig, DecodingRequest
 from outrider.economics import LinearCost, tokens_per_s
-from outrider.local.supervisor import PartSpec, Supervisor
-from outrider.ports import free_port
 from outrider.sampling import SamplingParams
 from outrider.seam import Timings
 
@@ -136,34 +128,9 @@ def _pair(scale: float) -> Iterator[tuple[str, str]]:
         "target": f"stub:markov?fixed_ms={10 * scale}&free_tokens=16&token_ms={0.5 * scale}",
         "draft": f"stub:accept?p=0.8&token_ms={scale}",
     }
-    specs, addresses = [], []
-    for role, model in models.items():
-        port = free_port()
-        addresses.append(f"127.0.0.1:{port}")
-        specs.append(
-            PartSpec(
-                role=role,
-                module=f"{role}_service",
-                arguments=("--model", model, "--port", str(port), "--profile-seconds", "0"),
-                ready=partial(_serves, addresses[-1]),
-            )
-        )
-    with tempfile.TemporaryDirectory() as logs:
-        supervisor = Supervisor(specs, Path(logs), lambda line: print(line, file=sys.stderr))
-        try:
-            supervisor.wait_ready(120)
-            yield addresses[0], addresses[1]
-        finally:
-            supervisor.stop(5)
-
-
-def _serves(address: str) -> bool:
-    with grpc.insecure_channel(address) as channel:
-        try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=0.5)
-        except grpc.RpcError:
-            return False
-        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+    flags = {role: ("--model", model, "--profile-seconds", "0") for role, model in models.items()}
+    with services(flags) as addresses:
+        yield addresses["target"], addresses["draft"]
 
 
 def _arguments() -> argparse.Namespace:
