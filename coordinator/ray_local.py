@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from coordinator import keeper
+from outrider.errors import Unavailable
 
 logger = logging.getLogger(__name__)
 
@@ -62,16 +63,19 @@ def local_ray(*, bare_lines: bool = False) -> Iterator[Path]:
     import ray
 
     try:
-        ray.init(
-            address="local",
-            _temp_dir=str(directory),
-            _node_ip_address="127.0.0.1",
-            num_cpus=0,
-            num_gpus=0,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            configure_logging=False,
-        )
+        try:
+            ray.init(
+                address="local",
+                _temp_dir=str(directory),
+                _node_ip_address="127.0.0.1",
+                num_cpus=0,
+                num_gpus=0,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                configure_logging=False,
+            )
+        except Exception as error:  # a machine too busy for its 30 s, too little shared memory: Ray has no type for it
+            raise Unavailable(f"Ray did not start: {error}") from None
         yield directory
     finally:
         ray.shutdown()
