@@ -104,10 +104,10 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], log:
         time.sleep(0.02)
 
 
-def answers(url: str) -> bool:
+def answers(url: str, within_s: float = 5.0) -> bool:
     """Whether a GET is answered 200."""
     try:
-        return httpx.get(url, timeout=5.0, trust_env=False).status_code == 200
+        return httpx.get(url, timeout=within_s, trust_env=False).status_code == 200
     except httpx.HTTPError:
         return False
 
