@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +156,14 @@ class Site:
             given += ["--grpc-port", "0", "--served-model-name", "chaos", "--drain-seconds", "20"]
             command = ["coordinator", *given]
             self.coordinators.append(Part("coordinator", command, self.folder / f"coordinator{index}", port))
-        for part in self.parts:
+        self._tasks.append(asyncio.create_task(self._keep(), name="start parts again"))
+        for part in (self.draft, *self.targets):
             part.wanted = True
             part.start()
-        self._tasks.append(asyncio.create_task(self._keep(), name="start parts again"))
+        for index, part in enumerate(self.coordinators):  # two Rays that start at once hold each other up
+            part.wanted = True
+            part.start()
+            await self.until(partial(self._answers, index), "the coordinator answers")
         await self.until(self.is_well, "the stack is up")
 
     async def close(self) -> None:
@@ -203,6 +208,9 @@ class Site:
         if status != 200:
             return [f"coordinator ({status})"]
         return [f"{one['part']}: {one['reason']}" for one in body["degraded"] if "accept" not in one["reason"]]
+
+    async def _answers(self, index: int) -> bool:
+        return (await self.ready(index))[0] != 0
 
     async def is_well(self) -> bool:
         """Whether all parts are attached."""
