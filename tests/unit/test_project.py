@@ -21,6 +21,9 @@ PINS = dict(
     if line and not line.startswith("#")
 )
 
+UNTRIED = ("awq", "gptq", "fp8")
+"""Extras that docs/models.md calls untried: no version of theirs has been tested."""
+
 
 def closure(requirements: Iterable[str]) -> set[str]:
     """Every distribution that installing `requirements` brings here, by walking installed metadata."""
@@ -56,7 +59,8 @@ def test_services_install_without_ray() -> None:
 
 def test_every_dependency_is_pinned_in_the_constraints() -> None:
     """Guards against a fresh clone that installs versions nobody tested."""
-    groups = [PROJECT["dependencies"], *(group for name, group in EXTRAS.items() if name != "all")]
+    left_out = {"all", *UNTRIED}
+    groups = [PROJECT["dependencies"], *(group for name, group in EXTRAS.items() if name not in left_out)]
     named = {canonicalize_name(Requirement(text).name) for group in groups for text in group}
     assert named <= PINS.keys()
     outside = [text for group in groups for text in group if not Requirement(text).specifier.contains(PINS[key(text)])]
