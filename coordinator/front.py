@@ -132,7 +132,7 @@ class Front:
             return Readiness("draining", state)
         if self._model is None:
             return Readiness(self._obstacle, state)
-        return Readiness("" if state.targets_up else "no target answers", state)
+        return Readiness("" if _away_s(state) <= _BLIP_S else "no target answers", state)
 
     @property
     def places(self) -> int:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
-DEADLINE_S = 60.0
-"""`X-Request-Timeout` of every request."""
+DEADLINE_S = 240.0
+"""`X-Request-Timeout` of every request; above what a target takes to start on a loaded machine."""
 _SLACK_S = 10.0
 """An answer that ends later than this behind its deadline hangs."""
 _RETRY_S = 0.3

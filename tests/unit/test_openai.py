@@ -785,9 +785,11 @@ async def test_a_request_outlasts_a_moment_without_a_target_and_no_more() -> Non
     decoder = ScriptedDecoder()
     async with http_client(decoder) as client:
         decoder.target, decoder.degraded = None, [Degraded("target", "the link was cut", 0.5)]
-        assert (await client.get("/ready")).status_code == 503
+        ready = await client.get("/ready")
+        assert (ready.status_code, ready.json()["degraded"][0]["part"]) == (200, "target")
         assert (await client.post("/v1/completions", json=GOOD)).status_code == 200
         decoder.degraded = [Degraded("target", "it was killed", 60.0)]
+        assert (await client.get("/ready")).status_code == 503
         refused = await client.post("/v1/completions", json=GOOD)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
 
