@@ -17,10 +17,13 @@ from outrider.sampling import Rule
 
 DONE = b"data: [DONE]\n\n"
 
+_compact = json.JSONEncoder(separators=(",", ":")).encode
+"""`json.dumps` would make an encoder anew for every event."""
+
 
 def event(value: dict[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _compact(value).encode() + b"\n\n"
 
 
 class Writer:
@@ -42,6 +45,8 @@ class Writer:
             "model": model.name,
             "system_fingerprint": model.fingerprint,
         }
+        # Every event of a stream begins with the same fields, which are written once.
+        self._opening = b"data: " + _compact(self._head)[:-1].encode() + b","
 
     def chunk(self, piece: Piece) -> bytes | None:
         """The event of one piece: all tokens of a round at once. None if there is nothing to say yet."""
@@ -65,18 +70,21 @@ class Writer:
             choice |= {"token_ids": piece.token_ids, "drafted": piece.drafted}
             if first:
                 choice["prompt_token_ids"] = self._answer.prompt_ids(piece.choice)
-        frame: dict[str, Any] = {**self._head, "choices": [choice]}
+        frame: dict[str, Any] = {"choices": [choice]}
         if shape.continuous_usage:
             frame["usage"] = _usage(self._answer.usage)
         elif shape.include_usage:
             frame["usage"] = None
-        return event(frame)
+        return self._event(frame)
 
     def usage_chunk(self) -> bytes | None:
         """The last event before the end, if the client asked for it."""
         if not (self._shape.include_usage or self._shape.continuous_usage):
             return None
-        return event({**self._head, "choices": [], **self._counts()})
+        return self._event({"choices": [], **self._counts()})
+
+    def _event(self, fields: dict[str, Any]) -> bytes:
+        return self._opening + _compact(fields)[1:].encode() + b"\n\n"
 
     def whole(self, pieces: list[Piece]) -> dict[str, Any]:
         """The answer as one object."""

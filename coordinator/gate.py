@@ -1,8 +1,8 @@
 """TLS in front of the HTTP door.
 
-Serve's own proxy asks no client for a certificate, reads its files once, and takes any number of connections. So with
-a certificate the proxy listens on loopback, and this gate, in the launcher's process, takes the connections, ends their
-TLS and hands the bytes on. It understands no HTTP.
+Neither uvicorn nor Serve's proxy reads its certificates again, or bounds the number of connections. So with a
+certificate the plain door listens on loopback, and this gate, in the launcher's process, takes the connections, ends
+their TLS and hands the bytes on. It understands no HTTP.
 """
 
 from __future__ import annotations

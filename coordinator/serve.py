@@ -1,4 +1,8 @@
-"""The Ray Serve application: the doors of one coordinator in a replica of their own."""
+"""The Ray Serve application: the doors of one coordinator in a replica of their own.
+
+Of `Coordinator` there may be several, behind Serve's proxies; `SoleCoordinator` is the one of a machine and listens
+itself.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.config import HTTPOptions, ProxyLocation
+from ray.serve.config import ProxyLocation
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
@@ -20,6 +24,7 @@ from coordinator.arguments import Addresses, Options
 from coordinator.confine import confine
 from coordinator.decoder import Decoder
 from coordinator.front import Front
+from coordinator.http_door import HttpDoor
 from coordinator.part_series import CertificateSeries
 from coordinator.servicer import CoordinatorServicer
 from outrider import log_format, tracing
@@ -110,30 +115,39 @@ class Coordinator:
             await asyncio.sleep(_HEALTH_POLL_S)
 
 
+class SoleCoordinator(Coordinator):  # type: ignore[misc,valid-type]  # Serve's decorators have no types
+    """The one coordinator of a machine: its HTTP door is its own."""
+
+    async def __init__(self, options: Options) -> None:  # type: ignore[misc]  # Serve awaits it
+        await super().__init__(options)
+        app = build_app(lambda: self._front, lambda: self._exposition())
+        addresses = options.addresses
+        self._http = await HttpDoor.open(app, addresses.http_host or addresses.host, addresses.port)
+
+    async def drain(self, timeout_s: float) -> None:
+        await super().drain(timeout_s)
+        await self._http.close()
+
+
 def run(options: Options) -> DeploymentHandle[Any]:
     """Start the application in the Ray that this process is connected to; returns when it answers.
 
     Raises:
         Unavailable: Serve gave up on it.
     """
-    addresses = options.addresses
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    serve.start(
-        http_options=HTTPOptions(
-            host=addresses.http_host or addresses.host, port=addresses.port, location=ProxyLocation.HeadOnly
-        ),
-        logging_config=_QUIET,
-    )
+    serve.start(proxy_location=ProxyLocation.Disabled, logging_config=_QUIET)
     deployment = serve.deployment(
         name="coordinator",
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
-        graceful_shutdown_timeout_s=options.drain_timeout_s,
+        # Serve itself ends a replica only if that no longer answers; then no answer that may still run is cut off.
+        graceful_shutdown_timeout_s=max(options.drain_timeout_s, options.front.policy.request_timeout_s),
         health_check_period_s=HEALTH_CHECK_S,
         ray_actor_options={"num_cpus": 0},
         logging_config=_QUIET,
     )
     try:
-        application = deployment(Coordinator).bind(options)
+        application = deployment(SoleCoordinator).bind(options)
         return serve.run(application, name=APPLICATION, route_prefix="/", logging_config=_QUIET)
     except RuntimeError as error:
         raise Unavailable(f"the Ray Serve application did not start: {error}") from error

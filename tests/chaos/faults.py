@@ -220,9 +220,6 @@ KINDS: dict[str, Kind] = {
     "Ray worker (replica) killed": Kind(
         lambda s: _ray(s, "ServeReplica", restarts=False), _GONE, spares_running=False, recovers_s=_RESTART_S
     ),
-    "Ray worker (proxy) killed": Kind(
-        lambda s: _ray(s, "ProxyActor", restarts=False), _GONE, spares_running=False, recovers_s=_RESTART_S
-    ),
     "Ray worker (controller) killed": Kind(lambda s: _ray(s, "ServeController", restarts=False), recovers_s=_RESTART_S),
     "Ray raylet killed": Kind(
         lambda s: _ray(s, "raylet", restarts=True), _GONE, spares_running=False, recovers_s=_RESTART_S

@@ -75,7 +75,7 @@ def test_a_completion_comes_back_with_what_speculation_did(stack: Stack) -> None
 
 
 def test_streams_give_the_same_text(stack: Stack) -> None:
-    """Guards both kinds of stream through Serve's proxy, with usage at their end."""
+    """Guards both kinds of stream, with usage at their end."""
     text, usage = "", None
     for part in stack.client.completions.create(
         model=SERVED, prompt="hi", max_tokens=64, stream=True, stream_options={"include_usage": True}
@@ -146,7 +146,7 @@ def test_many_clients_are_served_at_once(stack: Stack) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_away_frees_the_target(stack: Stack, stream: bool) -> None:
-    """Guards the services' memory against answers that nobody reads, through Serve's proxy."""
+    """Guards the services' memory against answers that nobody reads."""
     body = {"prompt": "hi", "max_tokens": 8000, "ignore_eos": True, "stream": stream}
     with httpx.Client(trust_env=False, timeout=WITHIN_S) as client:
         gone = threading.Event()
@@ -169,7 +169,7 @@ def test_a_client_that_goes_away_frees_the_target(stack: Stack, stream: bool) ->
 
 
 def test_readiness_and_metrics_are_served(stack: Stack) -> None:
-    """Guards probes and scrapes through Serve's proxy."""
+    """Guards probes and scrapes."""
     ready = httpx.get(stack.coordinator.url + "/ready", trust_env=False).json()
     assert ready["degraded"] == []
     assert ready["last_step_age_s"] >= 0

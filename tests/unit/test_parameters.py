@@ -60,8 +60,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 
 @asynccontextmanager
-async def client_of(pair: PurePair) -> AsyncIterator[httpx.AsyncClient]:
-    front = Front(pair, FrontConfig(max_speculative_tokens=8))
+async def client_of(pair: PurePair, config: FrontConfig | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    front = Front(pair, config or FrontConfig(max_speculative_tokens=8))
     await front.start()
     while front.readiness.reason:  # noqa: ASYNC110
         await asyncio.sleep(0.001)

@@ -51,18 +51,24 @@ def slots_of(x: tuple[int, ...]) -> Slots:
     )
 
 
-def verdicts(x: tuple[int, ...], edit: Edit | None, shift: int) -> list[Verdict]:
+def verdicts(
+    x: tuple[int, ...],
+    edit: Edit | None = None,
+    shift: int = 0,
+    params: SamplingParams | None = None,
+    grid: int = GRID,
+) -> list[Verdict]:
     """One verdict per emit word; `shift` plants rows off by that many."""
     slots = slots_of(x)
     if edit is not None:
         edit(slots, x)
     (proposal,) = read_proposals(slots, [False], 3)
-    opened = StreamOpen(stream_id=1, prompt_length=1, params=SamplingParams())
+    opened = StreamOpen(stream_id=1, prompt_length=1, params=params or SamplingParams())
     a_round = Round(opened, [LAST, *proposal.x], 1, proposal)
     contexts = [LAST, *proposal.x]
     contexts = contexts[shift:] + contexts[:shift]
-    logits = torch.from_numpy(np.log(np.tile(P[contexts], (GRID, 1)))).float()
-    found = judge(logits, [a_round] * GRID)
+    logits = torch.from_numpy(np.log(np.tile(P[contexts], (grid, 1)))).float()
+    found = judge(logits, [a_round] * grid)
     assert all(isinstance(verdict, Verdict) for verdict in found)
     return [verdict for verdict in found if isinstance(verdict, Verdict)]
 
@@ -102,7 +108,7 @@ def emit_words_on_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     """Round i of a call draws with the i-th grid point."""
 
     def grid(rounds: list[Round]) -> NDArray[np.float64]:
-        return (np.arange(len(rounds)) + 0.5) / GRID
+        return (np.arange(len(rounds)) + 0.5) / len(rounds)
 
     monkeypatch.setattr(scoring, "emit_uniforms", grid)
 
