@@ -76,7 +76,7 @@ def pair(name: str, folder: Path) -> Pair:
         return Pair("stub:markov?fixed_ms=12", "stub:accept?p=0.8&token_ms=1", (60, 160))
     target = tiny_llama(folder / "target", vocab=300, tokenizer=True)
     draft = tiny_llama(folder / "draft", vocab=300, tokenizer=True, layers=1)
-    return Pair(str(target), str(draft), (150, 400))
+    return Pair(str(target), str(draft), (100, 250))
 
 
 def chosen(words: str) -> list[str]:
