@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
 
 from outrider import drift
 from outrider.drift import BLOCK_ROUNDS, LEARN_BLOCKS, LIMIT, Baseline, Drift, Known
+from tests.unit.tiny import tiny_llama
 
 UNIT = Baseline(0.0, 1.0)
 
@@ -116,3 +122,43 @@ def test_mean_and_deviation_are_those_of_the_blocks() -> None:
     for mean in means.tolist():
         known = drift.learn(known, mean)
     assert drift.learnt(known) == pytest.approx((means.mean(), means.std(ddof=1)))
+
+
+@torch.inference_mode()
+def test_a_target_with_a_perturbed_last_layer_is_noticed(tmp_path: Path) -> None:
+    """Guards the purpose: post-training the target is seen after the stated delay, and nothing is for ten times that.
+
+    The draft is the target with some noise in its last layer, the post-trained target has more of it. A position's
+    chance of acceptance is sum min(p, q), and 32 rounds are of one text.
+    """
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(9)
+    original = tiny_llama(tmp_path, vocab=64, layers=2, hidden=32, scale=4.0)
+
+    def perturbed(strength: float) -> torch.nn.Module:
+        network = AutoModelForCausalLM.from_pretrained(original, dtype=torch.float32).eval()
+        for weight in network.model.layers[-1].parameters():
+            weight.add_(torch.randn(weight.shape, generator=generator) * strength * weight.std(correction=0))
+        return network
+
+    target, draft, trained = perturbed(0.0), perturbed(0.5), perturbed(1.0)
+
+    def shares(served: torch.nn.Module, blocks: int) -> NDArray[np.float64]:
+        texts = torch.randint(64, (blocks * BLOCK_ROUNDS // 32, 32), generator=generator)
+        p, q = (network(texts).logits.softmax(-1) for network in (served, draft))
+        return torch.minimum(p, q).sum(-1).flatten().double().numpy()
+
+    rng, test = np.random.default_rng(10), Drift()
+    feed(test, shares(target, LEARN_BLOCKS), rng)
+    baseline = test.baseline
+    assert baseline is not None
+    after = shares(trained, 40)
+    drop = (baseline.mean - after.mean()) / baseline.sd
+    assert drop > 2, "worth noticing"
+    delay = math.ceil(drift.run_length(drop))
+    for block in shares(target, 10 * delay).reshape(10 * delay, BLOCK_ROUNDS):
+        feed(test, block, rng)
+        assert not test.drifted
+    for block in after[: 2 * delay * BLOCK_ROUNDS].reshape(2 * delay, BLOCK_ROUNDS):
+        feed(test, block, rng)
+    assert test.drifted, (drop, delay)
