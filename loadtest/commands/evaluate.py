@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from loadtest.commands.options import needs_extra
+from outrider.commands.termination import TerminationInterrupts
 from outrider.errors import InvalidArgument, OutriderError
 
+_STOPPED = 128 + signal.SIGINT
 _LEAST_TOKENS = 32
 
 
 def evaluate_draft(
     draft: Annotated[
-        list[str], typer.Option(help="Candidate: model, `ngram`, `suffix`, `default`, stub:...; several.")
+        list[str], typer.Option(help="Candidate: model, `mtp`, `ngram`, `suffix`, `default`, stub:...; several.")
     ],
     target: Annotated[str, typer.Option(help="Served model.")] = "default",
     dataset: Annotated[
@@ -31,17 +34,19 @@ def evaluate_draft(
     dtype: Annotated[str, typer.Option(help="Number format of both models.")] = "auto",
     target_device: Annotated[str, typer.Option(help="As in `outrider up`.")] = "auto",
     draft_device: Annotated[str, typer.Option(help="As in `outrider up`.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Folder for evaluation.json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for evaluation.json and evaluation.png.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the line of JSON and nothing else.")] = False,
 ) -> None:
     """Judge drafts by acceptance and cost: predicted improvement by gamma, and the measured one beside it.
 
     Starts each pair on this machine, one after the other. The last line on standard output is a JSON list, the best
     draft first. A draft that fails is named and left out; the others are judged all the same, and the exit code is 1.
+    Ctrl-C or SIGTERM stops the services and prints what was judged by then; the exit code is 130.
     """
     needs_extra()
     from loadtest.evaluation import result as results
-    from loadtest.evaluation.measure import DEPTH, Pair, Setting, evaluate
+    from loadtest.evaluation.measure import DEPTH, Found, Pair, Setting, evaluate
+    from loadtest.evaluation.plot import draw
     from loadtest.evaluation.sample import numbers, spread
     from loadtest.prompts import load
     from loadtest.stacks import own_services
@@ -66,7 +71,7 @@ def evaluate_draft(
         err.print(f"  {line}", markup=False)
 
     found: list[results.DraftResult] = []
-    failed = False
+    failed = stopped = False
     for name in draft:
         say(f"draft {name}")
         options = StackOptions(
@@ -76,23 +81,41 @@ def evaluate_draft(
             target_device=target_device,
             draft_device=draft_device,
         )
+        judged: list[Found] = []
         try:
-            with own_services(options, say) as services, Client(services.grpc) as client:
+            with (
+                TerminationInterrupts(),
+                own_services(options, say) as services,
+                Client(services.grpc) as client,
+            ):
                 pair = Pair(client, services.url, max_tokens)
                 pair.warm_up(chosen[0])
-                judged = tuple(evaluate(pair, chosen, one, gammas, say) for one in settings)
-                found.append(results.DraftResult(name, judged))
+                for one in settings:
+                    judged.append(evaluate(pair, chosen, one, gammas, say))
         except OutriderError as error:  # what was measured of the others cost minutes
             failed = True
             say(f"draft {name} failed: {error}")
+            judged = []
+        except KeyboardInterrupt:
+            stopped = True
+            say(f"stopped in draft {name}, {len(judged)} of {len(settings)} settings judged; this is what there is")
+        if judged:
+            found.append(results.DraftResult(name, tuple(judged)))
+        if stopped:
+            break
     best_first = results.ranked(found)
     if not as_json:
-        for one in best_first:
-            console.print(results.table(one))
-    line = json.dumps([one.as_json() for one in best_first])
+        for result in best_first:
+            console.print(results.table(result))
+    answer = [result.as_json() for result in best_first]
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "evaluation.json").write_text(line + "\n", "utf-8")
-    print(line)  # noqa: T201 - for programs, free of any styling
+        (out / "evaluation.json").write_text(json.dumps(answer) + "\n", "utf-8")
+        if answer:
+            (out / "evaluation.png").write_bytes(draw(answer))
+        say(f"written to {out}")
+    print(json.dumps(answer))  # noqa: T201 - for programs, free of any styling
+    if stopped:
+        raise typer.Exit(_STOPPED)
     if failed:
         raise typer.Exit(1)

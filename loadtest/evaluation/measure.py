@@ -134,7 +134,7 @@ def evaluate(
     took_s = round_s(learnt)
     if len(took_s) < len(_LEARNT_WITH):
         raise Unavailable(f"{setting}: the answers are too short to time rounds of {DEPTH} drafted tokens")
-    predicted = predict(count(learnt, DEPTH).by_position, took_s, DEPTH)
+    predicted = predict(count(learnt, DEPTH).by_position, learnt, took_s)
     arms = sorted({0, best_gamma(predicted), *gammas})
     left_s = (time.monotonic() - began_s) * len(arms) / len(_LEARNT_WITH)
     say(f"{setting}: learnt from {len(learnt)} answers; measuring gamma {arms[1:]} in about {left_s:.0f} s")

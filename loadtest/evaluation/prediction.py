@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from loadtest.evaluation.reading import Reading
 from loadtest.series import Snapshot
-from outrider.costs import F64, Curve
-from outrider.economics import tokens_per_s
+from outrider.costs import Curve
+from outrider.economics import expected_tokens
 from outrider.errors import Unavailable
+
+_FEWEST_ROUNDS = 8
+"""With fewer the spread of a round's tokens is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +67,51 @@ def costs_of(now: Snapshot) -> Costs:
     return Costs(step, tuple(sides["draft"][size] for size in sorted(sides["draft"])), now.value("link_seconds"))
 
 
-def predict(acceptance: Sequence[float], round_s: Mapping[int, float], depth: int) -> dict[int, float]:
-    """Improvement over plain decoding by gamma from 1 to `depth`.
+def predict(acceptance: Sequence[float], learnt: Sequence[Reading], round_s: Mapping[int, float]) -> dict[int, float]:
+    """Improvement over plain decoding by gamma from 1 on, to the depth of `acceptance`.
+
+    Tokens of a round are E(gamma) by the acceptance by position, times how the learnt answers differ from that where
+    they differ by more than chance. They do where acceptance comes in stretches, as that of a look-up in copied text
+    does: a deep proposal crosses a stretch in few rounds, so that fewer of its rounds begin in one.
 
     Args:
-        acceptance: [at least depth] s_i, given that all before was accepted.
+        acceptance: s_i, given that all before was accepted.
+        learnt: answers, at several gammas.
         round_s: seconds of a whole round at some gammas, 0 (a plain token) among them; linear in between, because
             drafted tokens follow one another.
-        depth: largest gamma.
     """
-    plain_s = round_s[0]
     known = sorted(gamma for gamma in round_s if gamma)
     spent = [round_s[gamma] for gamma in known]
+    factors = stretches(acceptance, learnt)
+    seen = sorted(factors)
+    told = [factors[gamma] for gamma in seen]
+    predicted = {}
+    for gamma in range(1, len(acceptance) + 1):
+        factor = float(np.interp(gamma, seen, told)) if seen else 1.0
+        took_s = float(np.interp(gamma, known, spent))
+        predicted[gamma] = factor * expected_tokens(acceptance, gamma) * round_s[0] / took_s
+    return predicted
 
-    def step(rows: NDArray[np.int64]) -> F64:
-        return np.full(np.shape(rows), plain_s)
 
-    plain = tokens_per_s(1, 0, acceptance, step)
-    return {
-        gamma: tokens_per_s(1, gamma, acceptance, step, float(np.interp(gamma, known, spent)) - plain_s) / plain
-        for gamma in range(1, depth + 1)
-    }
+def stretches(acceptance: Sequence[float], learnt: Iterable[Reading]) -> dict[int, float]:
+    """By gamma, tokens per round of the answers over those that the acceptance by position gives.
+
+    A ratio is drawn towards 1 by as much of it as chance explains (the positive-part James-Stein estimate).
+    """
+    accepted: dict[int, list[int]] = {}
+    for reading in learnt:
+        if reading.gamma:
+            accepted.setdefault(reading.gamma, []).extend(min(got, reading.gamma) for got in reading.accepted)
+    ratios = {}
+    for gamma, runs in accepted.items():
+        if len(runs) < _FEWEST_ROUNDS:
+            continue
+        expected = expected_tokens(acceptance, gamma)
+        apart = 1 + float(np.mean(runs)) - expected
+        chance = float(np.var(runs, ddof=1)) / len(runs)
+        kept = max(0.0, 1 - chance / apart**2) if apart else 0.0
+        ratios[gamma] = 1 + kept * apart / expected
+    return ratios
 
 
 def best_gamma(predicted: dict[int, float]) -> int:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import io
 import json
 import random
-from contextlib import AbstractContextManager, nullcontext
+import signal
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +21,8 @@ from loadtest.commands.evaluate import evaluate_draft
 from loadtest.evaluation import measure
 from loadtest.evaluation.acceptance import Acceptance, count, wilson
 from loadtest.evaluation.measure import DEPTH, Found, Setting
-from loadtest.evaluation.prediction import Costs, best_gamma, costs_of, predict
+from loadtest.evaluation.plot import draw
+from loadtest.evaluation.prediction import Costs, best_gamma, costs_of, predict, stretches
 from loadtest.evaluation.reading import Arrival, Reading, rate, read, round_s, rounds
 from loadtest.evaluation.result import DraftResult, improvements, ranked, table
 from loadtest.evaluation.sample import numbers, spread
@@ -56,7 +60,7 @@ def simulated(alpha: float, gamma: int, tokens: int, costs: Costs, seed: int, ta
 def judged(draft: str, alpha: float, costs: Costs = FLAT, *, answers: int = 8) -> DraftResult:
     """A draft as `measure.evaluate` would find it, by simulation."""
     learnt = [simulated(alpha, g, 200, costs, seed, f"t{seed % 2}") for seed in range(answers) for g in (0, 1, 3, 8)]
-    predicted = predict(count(learnt, DEPTH).by_position, round_s(learnt), DEPTH)
+    predicted = predict(count(learnt, DEPTH).by_position, learnt, round_s(learnt))
     measured = {g: [simulated(alpha, g, 200, costs, 100 + seed) for seed in range(answers)] for g in (0, 1, 4)}
     return DraftResult(draft, (Found(Setting(0.0, "greedy"), tuple(learnt), costs, predicted, measured),))
 
@@ -101,7 +105,7 @@ def test_wilson_agrees_with_the_published_interval() -> None:
 @pytest.mark.parametrize("gamma", [1, 4, 8])
 def test_a_flat_pass_gives_the_theorem(gamma: int) -> None:
     """Guards the prediction against the closed form, (1 - a^(g+1)) / ((1 - a)(gc + 1))."""
-    predicted = predict([0.8] * DEPTH, THEOREM, DEPTH)
+    predicted = predict([0.8] * DEPTH, [], THEOREM)
     assert predicted[gamma] == pytest.approx(improvement(0.8, gamma, 0.1))
     assert predicted[gamma] == pytest.approx((1 - 0.8 ** (gamma + 1)) / (0.2 * (gamma * 0.1 + 1)))
 
@@ -110,10 +114,10 @@ def test_costs_that_matter_move_the_best_gamma() -> None:
     """Guards against a choice by acceptance alone: rows that cost, a way that is long, a draft that is never right."""
     steep = {0: 0.1, 1: 0.16, 8: 0.58}
     acceptance = [0.8] * DEPTH
-    assert best_gamma(predict(acceptance, steep, DEPTH)) < best_gamma(predict(acceptance, THEOREM, DEPTH)) == 6
+    assert best_gamma(predict(acceptance, [], steep)) < best_gamma(predict(acceptance, [], THEOREM)) == 6
     far = {0: 0.1, 1: 1.11, 8: 1.18}
-    assert best_gamma(predict(acceptance, far, DEPTH)) == 0
-    assert best_gamma(predict([0.0] * DEPTH, THEOREM, DEPTH)) == 0
+    assert best_gamma(predict(acceptance, [], far)) == 0
+    assert best_gamma(predict([0.0] * DEPTH, [], THEOREM)) == 0
 
 
 def test_costs_are_read_from_the_series() -> None:
@@ -134,8 +138,49 @@ def test_what_was_predicted_is_what_a_simulation_measures() -> None:
     for gamma, value in improvements(found).items():
         assert value / found.predicted[gamma] == pytest.approx(1, abs=0.05)
     free = dict.fromkeys((0, 1, 8), 0.1)  # the draft's time forgotten
-    wrong = predict(found.acceptance().by_position, free, DEPTH)
+    wrong = predict(found.acceptance().by_position, [], free)
     assert improvements(found)[4] / wrong[4] < 0.9
+
+
+def copied(gamma: int, tokens: int, seed: int) -> Reading:
+    """An answer of stretches that are copied, and always accepted, between stretches that never are; 100 ms a round."""
+    rng = random.Random(seed)
+    is_copied: list[bool] = []
+    while len(is_copied) < tokens + DEPTH:
+        is_copied += [True] * rng.randint(6, 30) + [False] * rng.randint(6, 30)
+    arrivals, now_s = [Arrival(0.0, drafted=False)], 0.0
+    while len(arrivals) < tokens:
+        now_s += 0.1
+        run = is_copied[len(arrivals) :]
+        got = min(next(n for n, one in enumerate([*run, False]) if not one), gamma)
+        arrivals += [Arrival(now_s, drafted=True)] * got + [Arrival(now_s, drafted=False)]
+    return read("t", gamma, arrivals, limit=tokens, depth=DEPTH)
+
+
+def test_acceptance_in_stretches_is_predicted() -> None:
+    """Guards look-ups: taken for coins, their acceptance promises too little at gamma 1 and too much at gamma 8."""
+    learnt = [copied(gamma, 400, seed) for seed in range(8) for gamma in (0, 1, 3, 8)]
+    shares, flat = count(learnt, DEPTH).by_position, {0: 0.1, 1: 0.1, 8: 0.1}
+    predicted, coins = predict(shares, learnt, flat), predict(shares, [], flat)
+    for gamma in range(1, DEPTH + 1):
+        answers = [copied(gamma, 400, seed) for seed in range(8)]
+        measured = 0.1 * rate(answers)
+        assert measured / predicted[gamma] == pytest.approx(1, abs=0.06), gamma
+    assert 0.1 * rate([copied(1, 400, seed) for seed in range(8)]) / coins[1] > 1.06
+
+
+def test_chance_alone_moves_no_prediction_far() -> None:
+    """Guards the other side: few rounds of an even draft must not pass for stretches."""
+    learnt = [simulated(0.8, gamma, 64, FLAT, seed) for seed in range(4) for gamma in (0, 1, 3, 8)]
+    factors = stretches(count(learnt, DEPTH).by_position, learnt)
+    assert factors.keys() == {1, 3, 8}
+    assert all(0.9 < factor < 1.1 for factor in factors.values())
+
+
+def test_the_picture_is_drawn_from_the_line() -> None:
+    """Guards the file beside the JSON: every draft and setting finds its place in it."""
+    results = [one.as_json() for one in (judged("good", 0.8), judged("poor", 0.3))]
+    assert draw(results).startswith(b"\x89PNG")
 
 
 def test_drafts_are_ranked_by_what_was_measured_and_printed_whole() -> None:
@@ -221,3 +266,37 @@ def test_a_draft_that_fails_does_not_lose_the_others(
     said = capsys.readouterr()
     assert [one["draft"] for one in json.loads(said.out)] == ["good"]
     assert "no such draft" in said.err
+
+
+def test_stopping_says_what_was_judged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Guards minutes of measuring against Ctrl-C and SIGTERM, and the services against staying behind."""
+    ended: list[str] = []
+
+    @contextmanager
+    def services(options: StackOptions, say: object) -> Iterator[object]:
+        try:
+            yield SimpleNamespace(grpc="", url="")
+        finally:
+            ended.append(options.draft)
+
+    def evaluate(_pair: object, _prompts: object, setting: Setting, *_: object) -> Found:
+        if setting.rule == "coupled":
+            signal.raise_signal(signal.SIGTERM)
+        return judged("good", 0.8).found[0]
+
+    monkeypatch.setattr("loadtest.stacks.own_services", services)
+    monkeypatch.setattr("outrider.client.Client", lambda _: nullcontext())
+    monkeypatch.setattr(measure, "Pair", lambda *_: SimpleNamespace(warm_up=lambda _: None))
+    monkeypatch.setattr(measure, "evaluate", evaluate)
+    with pytest.raises(typer.Exit) as left:
+        evaluate_draft(["good", "never"], temperature="0,1", gamma="1,4", prompts=1, max_tokens=64, out=tmp_path)
+    assert left.value.exit_code == 130
+    assert ended == ["good"]
+    said = capsys.readouterr()
+    (line,) = json.loads(said.out.splitlines()[-1])
+    assert (line["draft"], len(line["settings"])) == ("good", 2)
+    assert "2 of 3 settings judged" in said.err
+    assert json.loads((tmp_path / "evaluation.json").read_text()) == [line]
+    assert (tmp_path / "evaluation.png").read_bytes().startswith(b"\x89PNG")
