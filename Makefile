@@ -17,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 PROTOS := $(wildcard proto/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-model test-cluster chaos check format proto bench up down clean
+.PHONY: help install demo test test-model test-drafts test-cluster chaos check format proto bench up down clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -44,10 +44,13 @@ demo:  ## Install, fetch the default model and show speculative decoding at work
 	@$(BIN)/outrider demo
 
 test: $(INSTALLED)  ## The default suite: under five minutes on two cores.
-	$(BIN)/python -m pytest tests/unit tests/service tests/e2e -m "not model and not gpu"
+	$(BIN)/python -m pytest tests/unit tests/service tests/e2e -m "not model and not gpu and not drafts"
 
 test-model: $(INSTALLED)  ## The bars on the default model: under fifteen minutes on two cores.
 	$(BIN)/python -m pytest tests -m "model and not gpu"
+
+test-drafts: $(INSTALLED)  ## Exactness over every kind of draft: two minutes on two cores.
+	$(BIN)/python -m pytest tests/unit tests/service -m drafts
 
 test-cluster: $(INSTALLED)  ## Deployment on a Ray cluster of several nodes on this machine: about five minutes.
 	$(BIN)/python -m pytest tests/chaos -m cluster

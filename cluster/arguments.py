@@ -14,7 +14,7 @@ from cluster.resources import parse as resources
 from coordinator import arguments as coordinator
 from coordinator.arguments import HTTP_PORT
 from draft_service import config as draft_service
-from outrider import models
+from outrider import models, mtp
 from outrider.certs.names import Part
 from outrider.errors import InvalidArgument
 from target_service import config as target_service
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
 def _plan_options(made: argparse.ArgumentParser) -> None:
     add = made.add_argument
     add("--target", default="default", help="served model: folder on every node, hub id, named model, stub:...")
-    add("--draft", default="default", help="draft model over the same vocabulary, ngram, suffix, or none")
+    add("--draft", default="default", help="draft model over the same vocabulary, mtp, ngram, suffix, or none")
     add("--target-replicas", type=int, default=1, help="each holds the whole target")
     add("--draft-replicas", type=int, default=1, help="coordinators are spread over them")
     add("--coordinator-replicas", default="1", help="a number, or a range such as 1-4 for Serve to scale in")
@@ -82,7 +82,8 @@ def plan(given: argparse.Namespace, *, has_gpus: bool) -> Plan:
     Raises:
         InvalidArgument: naming the option.
     """
-    target_name, draft_name = models.canonical(given.target, "target"), models.canonical(given.draft, "draft")
+    target_name = models.canonical(given.target, "target")
+    draft_name = mtp.of_target(models.canonical(given.draft, "draft"), target_name)
     least, _, most = given.coordinator_replicas.partition("-")
     if not least.isdecimal() or not (most or least).isdecimal():
         raise InvalidArgument("coordinator-replicas", f"{given.coordinator_replicas!r} is not a number or a range")

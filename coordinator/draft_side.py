@@ -201,7 +201,8 @@ class DraftSide:
             raise self._refusing(info, error) from error
         if comparison is not None and comparison.message:
             logger.warning("%s", comparison.message)
-        same = info.weight_hash and info.weight_hash == target.info.weight_hash
+        # An MTP layer comes from its target's own files.
+        same = info.features is None and info.weight_hash and info.weight_hash == target.info.weight_hash
         if same and not self._config.self_draft:
             logger.warning("draft and target are the same model (%s): decoding cannot become faster", info.model_id)
         excluded = np.array(comparison.excluded_ids if comparison is not None else (), np.uint32)

@@ -156,7 +156,7 @@ def check_features(target: PartInfo, draft: PartInfo) -> None:
             f"it is made for a target with hidden states of {draft.hidden_size} and {draft.vocab_rows} ids{made_for}; "
             f"{target.model_id} has {target.hidden_size} and {target.vocab_rows}"
         )
-    if max(draft.features.layers) >= target.num_layers:
+    if max(draft.features.layers) > target.num_layers:
         raise Mismatch(
             f"it builds on layer {max(draft.features.layers)}{made_for}; {target.model_id} has {target.num_layers}"
         )

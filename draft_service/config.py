@@ -24,16 +24,17 @@ _SUFFIX_WINDOW = 8_192
 class DraftConfig(ServiceConfig):
     """How the draft service runs; the flags have the same names with dashes.
 
-    Beside a causal LM, `model` may be the folder of an EAGLE-3 head, `ngram` for prompt lookup, or `suffix` for
-    a suffix automaton. Streams longer than `max_model_len` get no slots.
+    Beside a causal LM, `model` may be the folder of an EAGLE-3 head, `mtp:` and the target's name or folder for the MTP
+    layer of its checkpoint, `ngram` for prompt lookup, or `suffix` for a suffix automaton. Streams longer than
+    `max_model_len` get no slots.
 
     Attributes:
         draft_top_k: ids in a shipped q at most.
         draft_sample_method: `probabilistic` draws from q; `greedy` takes the argmax and ships a one-hot q.
         embeddings: folder or name of the target whose embeddings an EAGLE-3 head uses; unset means the head's own, or
             those of the target that its files name.
-        feature_window: positions with features of the target that an EAGLE-3 head looks back; unset means the head's
-            own, or 64.
+        feature_window: positions with features of the target that a head (EAGLE-3 or MTP) looks back; unset means the
+            head's own, or 64.
         draft_window: a draft model keeps the KV of the first 4 and the last so many positions, in whole blocks; unset
             means of all. Only the acceptance depends on it.
         prompt_lookup_min: shortest match that `ngram` and `suffix` go on from.

@@ -1,23 +1,21 @@
-"""A causal LM, or a stub of one, behind the draft service: the engine thread and what it is built from."""
+"""A causal LM, or a stub of one, behind the draft service: what its engine thread is built from."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
 from pathlib import Path
 
 from draft_service.config import DraftConfig
 from draft_service.faults import Faults
 from draft_service.intake import Message, send_as_is
-from draft_service.job import Job
+from draft_service.kinds import Kind
 from draft_service.proposer import Proposer
 from draft_service.sampler import Sampler
 from outrider.engine.block_manager import BlockManager
 from outrider.engine.grammar import Grammars
 from outrider.engine.model import LoadedModel, load_model
 from outrider.engine.profile import Profiler
-from outrider.engine.runner import Runner
 from outrider.engine.streams import Streams
 from outrider.engine.stub import StubSpec, is_stub, parse
 from outrider.engine.stub_model import StubModel, load_stub
@@ -26,13 +24,14 @@ from outrider.rpc import tokenizer_files
 from outrider.rpc.cost_codec import costs_to_pb
 from outrider.rpc.info import ServiceInfo, Serving, model_info
 from outrider.rpc.options import LEASE_S
+from outrider.service.engine_backend import EngineBackend
 from outrider.service.profiling import profiler
 from outrider.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
 
-class ModelBackend:
+class ModelBackend(EngineBackend[Message]):
     """Drafts with a model in the engine thread."""
 
     def __init__(
@@ -47,39 +46,17 @@ class ModelBackend:
         Raises:
             InvalidArgument: naming the field.
         """
+        super().__init__(self._build, on_fatal)
         self._config = config
         self._engine_config = config.engine()
         self._stub = _parse_stub(config.model)
         self._tokenizer_folder = tokenizer_files.folder_of(config.model, config.load_format)
         self._lease_s = lease_s
-        self._runner: Runner[Message, list[Job]] = Runner(self._build, on_fatal=on_fatal)
         self._model: LoadedModel | StubModel | None = None
         self._vocabulary: Vocabulary | None = None
         self._streams: Streams | None = None
         self._blocks: BlockManager | None = None
         self._profiler: Profiler | None = None
-
-    @property
-    def ready(self) -> Future[None]:
-        return self._runner.ready
-
-    def start(self) -> None:
-        self._runner.start()
-
-    def submit(self, message: Message) -> None:
-        """Takes a message to the engine thread.
-
-        Raises:
-            Unavailable: the engine has stopped.
-        """
-        self._runner.submit(message)
-
-    def tick(self) -> None:
-        """Nothing to do: the engine thread wakes by itself when a lease ends."""
-
-    @property
-    def is_stuck(self) -> bool:
-        return self._runner.is_stuck
 
     def info(self, instance_id: str) -> ServiceInfo:
         assert self._model is not None and self._streams is not None and self._blocks is not None
@@ -96,16 +73,13 @@ class ModelBackend:
             prefix_tokens_found=self._streams.prefix_tokens.found,
         )
         info = model_info(instance_id, serving, self._model.info, self._vocabulary, self._runner.stats())
-        info.draft_kind = "stub" if self._stub else "causal_lm"
+        info.draft_kind = Kind.STUB if self._stub else Kind.CAUSAL_LM
         if self._profiler is not None:
             info.costs.CopyFrom(costs_to_pb(self._profiler.profile, self._profiler.state))
         return info
 
     def tokenizer(self) -> AsyncIterator[tokenizer_files.Piece]:
         return tokenizer_files.pieces(self._tokenizer_folder)
-
-    def close(self) -> None:
-        self._runner.close()
 
     def _build(self) -> tuple[LoadedModel | StubModel, Proposer]:
         """Runs in the engine thread."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from draft_service.config import DraftConfig
+from draft_service.kinds import HEADS, LOOKUPS, Kind, kind_of
 from draft_service.servicer import Backend, DraftServicer
 from outrider.dummy import LOAD_FORMAT
 from outrider.errors import InvalidArgument
-from outrider.models import STUB_PREFIX
 from outrider.rpc.info import new_instance_id
 from outrider.rpc.options import DRAFT_SERVICE_NAME, LEASE_S
 from outrider.service.service import Service
@@ -37,20 +36,19 @@ class DraftService(Service):
 
 
 def _backend(config: DraftConfig, on_fatal: Callable[[BaseException], None], lease_s: float) -> Backend:
-    if config.load_format == LOAD_FORMAT and (config.is_lookup or config.model.startswith(STUB_PREFIX)):
-        raise InvalidArgument("load_format", f"{config.model} has no weights that could be made up")
-    if config.is_lookup:
+    kind = kind_of(config)
+    if config.load_format == LOAD_FORMAT and kind is not Kind.CAUSAL_LM:
+        what = "heads with dummy weights are not built" if kind in HEADS else "it has no weights that could be made up"
+        raise InvalidArgument("load_format", f"{config.model}: {what}; take a causal LM")
+    if kind in LOOKUPS:
         from draft_service.lookup_backend import LookupBackend
 
         return LookupBackend(config, lease_s)
     # Here and not above: a lookup draft starts in a fraction of the time that importing torch takes.
-    from draft_service.eagle3_backend import Eagle3Backend
-    from draft_service.model_backend import ModelBackend
-    from outrider.engine.eagle3_loader import is_head
-    from outrider.engine.stub import is_stub
+    if kind in HEADS:
+        from draft_service.head_backend import HeadBackend
 
-    if not is_stub(config.model) and is_head(Path(config.model)):
-        if config.load_format == LOAD_FORMAT:
-            raise InvalidArgument("load_format", "an EAGLE-3 head with dummy weights is not built; take a causal LM")
-        return Eagle3Backend(config, on_fatal, lease_s)
+        return HeadBackend(config, on_fatal, lease_s)
+    from draft_service.model_backend import ModelBackend
+
     return ModelBackend(config, on_fatal, lease_s)

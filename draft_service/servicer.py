@@ -11,32 +11,28 @@ import numpy as np
 
 from draft_service.intake import Message
 from draft_service.job import to_batch
-from outrider.errors import Unavailable
 from outrider.rpc import codec
 from outrider.rpc.link import LinkHost, LinkKind
 from outrider.rpc.options import LEASE_S, credit
 from outrider.rpc.server import Server
 from outrider.seam import ProposalBatch, ProposeBatch, Replies, Timings
-from outrider.service import service
-from outrider.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+from outrider.service import servicer
+from outrider.v1 import draft_pb2, draft_pb2_grpc
 
 
-class Backend(service.Backend, Protocol):
+class Backend(servicer.Backend, Protocol):
     """What drafts, in a thread of its own."""
 
     def submit(self, message: Message) -> None: ...
-    def info(self, instance_id: str) -> common_pb2.ServiceInfo: ...
-    def tokenizer(self) -> AsyncIterator[common_pb2.GetTokenizerResponse]: ...
 
 
-class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
+class DraftServicer(servicer.ServicerBase, draft_pb2_grpc.DraftServiceServicer):
     """Answers UNAVAILABLE until the backend is ready."""
 
     def __init__(
         self, backend: Backend, *, instance_id: str, max_num_seqs: int, max_slots: int, lease_s: float = LEASE_S
     ) -> None:
-        self._backend = backend
-        self._instance_id = instance_id
+        super().__init__(backend, instance_id)
         self.links: LinkHost[ProposeBatch, ProposalBatch] = LinkHost(
             LinkKind(codec.propose_from_pb, codec.proposal_to_pb, _refuse, draft_pb2.ProposeResponse),
             backend.submit,
@@ -50,26 +46,9 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         """Makes a server answer this service's methods."""
         draft_pb2_grpc.add_DraftServiceServicer_to_server(self, server.grpc)
 
-    async def GetInfo(
-        self, request: common_pb2.GetInfoRequest, context: grpc.aio.ServicerContext
-    ) -> common_pb2.GetInfoResponse:
-        self._check_ready()
-        return common_pb2.GetInfoResponse(info=self._backend.info(self._instance_id))
-
-    async def GetTokenizer(
-        self, request: common_pb2.GetTokenizerRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[common_pb2.GetTokenizerResponse]:
-        self._check_ready()
-        async for piece in self._backend.tokenizer():
-            yield piece
-
     async def Propose(self, request_iterator: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> None:
         self._check_ready()
         await self.links.serve(request_iterator, context)
-
-    def _check_ready(self) -> None:
-        if not self._backend.ready.done():
-            raise Unavailable("the model is loading")
 
 
 def _refuse(replies: Replies) -> ProposalBatch:

@@ -1,7 +1,7 @@
-"""Features: hidden states of the target that a draft builds on (EAGLE-3), as rows of bytes that nobody between parses.
+"""Features: hidden states of the target that a draft builds on (EAGLE-3, MTP), as bytes that nobody between parses.
 
 Row t is what the target computed while it read token t, so it depends on tokens 0 .. t only and holds for as long as
-they are committed. A row is the input of some decoder layers, side by side, in bfloat16.
+they are committed. A row is the input of some decoder layers, or the output behind the last, side by side, in bfloat16.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class FeatureRequest:
     """Which hidden states a draft builds on.
 
     Attributes:
-        layers: decoder layers whose input is taken (an index = layers that ran before it).
+        layers: decoder layers whose input is taken (an index = layers that ran before it); the number of all layers
+            means what the target's final norm makes of the last one's output.
         window: positions that the draft looks back at most.
     """
 

@@ -4,6 +4,7 @@
     resolve("Qwen/Qwen3-0.6B")         a hub id; what is cached is used without asking the hub
     resolve("./checkpoints/step-900")  a folder with safetensors, config and tokenizer
     resolve("stub:markov?fixed_ms=10") passes through: the service builds it
+    resolve("mtp:org/name", role="draft")  the model, of whose checkpoint a draft takes the MTP layer
 
 A model that is in the cache is never looked up again, so that a restart loads what the last start loaded and needs no
 network; `pull` looks for a newer revision.
@@ -14,10 +15,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from outrider import mtp
 from outrider.entries import ENTRIES
 from outrider.errors import ModelUnavailable
 from outrider.fetch import hub, wheel
@@ -45,7 +47,8 @@ class ResolvedModel:
     """A model that is on this machine.
 
     Attributes:
-        path: What a service is given as its model: a folder, or the name itself for stubs and drafts without weights.
+        path: What a service is given as its model: a folder (behind `mtp:` for the MTP layer in it), or the name itself
+            for stubs and drafts without weights.
         model_id: Hub id, folder name or stub name, for people and `GetInfo`.
         revision: Commit, package version, or "" where there is none.
         licence: As its publisher states it; "unknown" when nothing is stated.
@@ -61,7 +64,7 @@ class ResolvedModel:
     @property
     def folder(self) -> Path | None:
         """The folder with its files; None for stubs and drafts without weights."""
-        return None if self.source in ("stub", "builtin") else Path(self.path)
+        return None if self.source in ("stub", "builtin") else Path(mtp.checkpoint(self.path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,8 @@ def resolve(
     Processes that ask for the same model at the same time share one download.
 
     Args:
-        name: Folder, hub id, entry of `ENTRIES`, `default`, `stub:...`, or for drafts `ngram`, `suffix` and `none`.
+        name: Folder, hub id, entry of `ENTRIES`, `default`, `stub:...`, or for drafts `mtp:...`, `ngram`, `suffix` and
+            `none`.
         revision: Branch, tag or commit on the hub.
         role: What `default` stands for.
         reporter: Told the plan, notes and progress; by default they are logged.
@@ -119,6 +123,9 @@ def resolve(
     """
     reporter = reporter or LogReporter()
     name = canonical(name, role)
+    if role == "draft" and mtp.is_mtp(name):
+        whole = resolve(_checkpoint(name), revision=revision, reporter=reporter, remote_code=remote_code)
+        return replace(whole, path=mtp.PREFIX + whole.path)
     if (here := _without_network(name, revision, role)) is not None:
         return here
     root = cache_root()
@@ -153,6 +160,11 @@ def describe(name: str, *, revision: str | None = None, role: Role = "target") -
         ModelUnavailable: one line that says why and what to do about it.
     """
     name = canonical(name, role)
+    if role == "draft" and mtp.is_mtp(name):
+        whole = describe(_checkpoint(name), revision=revision)
+        config = {**whole.config, **whole.config.get("text_config", {})}
+        size = mtp.share_of(config, whole.weight_bytes)
+        return replace(whole, weight_bytes=size, config=config | {"num_hidden_layers": 1})
     here = _without_network(name, revision, role)
     if here is not None:
         folder = here.folder
@@ -184,6 +196,17 @@ def canonical(name: str, role: Role) -> str:
     if name != "default":
         return name
     return DEFAULT_TARGET if role == "target" else DEFAULT_DRAFT
+
+
+def _checkpoint(name: str) -> str:
+    """
+    Raises:
+        ModelUnavailable: the name of an MTP draft says no checkpoint with weights.
+    """
+    model = mtp.checkpoint(name)
+    if name == mtp.MTP or not model or model.startswith(STUB_PREFIX):
+        raise ModelUnavailable(f"{name} names no checkpoint; give the target's: {mtp.PREFIX}FOLDER or a hub id")
+    return model
 
 
 def _without_network(name: str, revision: str | None, role: Role) -> ResolvedModel | None:

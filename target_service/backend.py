@@ -1,33 +1,32 @@
-"""The engine behind the target service: its thread, its model, and the verifier that serves from it."""
+"""The engine behind the target service: its model, and the verifier that serves from it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
 from pathlib import Path
 
 from outrider.engine.block_manager import BlockManager
 from outrider.engine.grammar import Grammars
 from outrider.engine.model import LoadedModel, load_model
 from outrider.engine.profile import Profiler
-from outrider.engine.runner import Runner
 from outrider.engine.stub import StubSpec, is_stub, parse
 from outrider.engine.stub_model import StubModel, load_stub
 from outrider.errors import InvalidArgument, ModelUnavailable
 from outrider.rpc import tokenizer_files
 from outrider.rpc.cost_codec import costs_to_pb
 from outrider.rpc.info import ServiceInfo, Serving, model_info
+from outrider.service.engine_backend import EngineBackend
 from outrider.service.profiling import profiler
 from outrider.vocabulary import Vocabulary
 from target_service.config import TargetConfig
 from target_service.intake import Message
-from target_service.verifier import Limits, Pieces, Verifier
+from target_service.verifier import Limits, Verifier
 
 logger = logging.getLogger(__name__)
 
 
-class Backend:
+class Backend(EngineBackend[Message]):
     """Verifies with a model, or a stub of one, in the engine thread.
 
     Args:
@@ -40,39 +39,17 @@ class Backend:
     """
 
     def __init__(self, config: TargetConfig, on_fatal: Callable[[BaseException], None], lease_s: float) -> None:
+        super().__init__(self._build, on_fatal)
         self._config = config
         self._engine_config = config.engine()
         self._stub = _parse_stub(config.model)
         self._tokenizer_folder = tokenizer_files.folder_of(config.model, config.load_format)
         self._lease_s = lease_s
-        self._runner: Runner[Message, Pieces] = Runner(self._build, on_fatal=on_fatal)
         self._model: LoadedModel | StubModel | None = None
         self._vocabulary: Vocabulary | None = None
         self._block_manager: BlockManager | None = None
         self._verifier: Verifier | None = None
         self._profiler: Profiler | None = None
-
-    @property
-    def ready(self) -> Future[None]:
-        """Resolves when the model is loaded, or holds the reason why it is not."""
-        return self._runner.ready
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether a step hangs."""
-        return self._runner.is_stuck
-
-    def start(self) -> None:
-        """Begins to load."""
-        self._runner.start()
-
-    def submit(self, message: Message) -> None:
-        """Takes a message to the engine thread.
-
-        Raises:
-            Unavailable: the engine has stopped.
-        """
-        self._runner.submit(message)
 
     def info(self, instance_id: str) -> ServiceInfo:
         """For GetInfo; only when ready."""
@@ -100,13 +77,6 @@ class Backend:
     def tokenizer(self) -> AsyncIterator[tokenizer_files.Piece]:
         """For GetTokenizer."""
         return tokenizer_files.pieces(self._tokenizer_folder)
-
-    def tick(self) -> None:
-        """Nothing to do: the engine thread wakes by itself when a lease ends."""
-
-    def close(self) -> None:
-        """Ends the engine thread."""
-        self._runner.close()
 
     def _build(self) -> tuple[LoadedModel | StubModel, Verifier]:
         """Runs in the engine thread."""

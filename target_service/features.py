@@ -116,7 +116,7 @@ class FeatureKeeper:
         Neither is an error: coordinators compare what a draft wants with what the target has before they ask.
         """
         hidden_states = self._hidden_states
-        if hidden_states is None or max(request.layers) >= hidden_states.count:
+        if hidden_states is None or max(request.layers) > hidden_states.count or not hidden_states.count:
             if request not in self._unmet:
                 self._unmet.add(request)
                 log.warning("hidden states of layers %s are wanted, which this target does not have", request.layers)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 Target = Annotated[str, typer.Option(help="Served model: folder, hub id, a name from `outrider models list`, stub:...")]
-Draft = Annotated[str, typer.Option(help="Draft model over the same vocabulary, `ngram`, `suffix`, or `none`.")]
+Draft = Annotated[str, typer.Option(help="Draft model over the same vocabulary, `mtp`, `ngram`, `suffix`, or `none`.")]
 Device = Annotated[str, typer.Option(help="GPU number as in nvidia-smi, several (0,1), a UUID, cpu, or auto.")]
 Dtype = Annotated[str, typer.Option(help="Number format: auto, bfloat16, float16, float32 or float64.")]
 CaCerts = Annotated[str | None, typer.Option(help="PEM file with the server's authority: TLS.")]

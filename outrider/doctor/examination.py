@@ -7,7 +7,7 @@ import shutil
 import socket
 import sys
 
-from outrider import models
+from outrider import models, mtp
 from outrider.doctor import machine, pair, versions
 from outrider.doctor.finding import Finding
 from outrider.fetch.cache import cache_root, existing_parent, free_bytes
@@ -26,7 +26,8 @@ def examine(options: StackOptions) -> list[Finding]:
     findings.append(versions.check_python(sys.version_info[:2]))
     findings += versions.check_versions()
 
-    target, draft = models.canonical(options.target, "target"), models.canonical(options.draft, "draft")
+    target = models.canonical(options.target, "target")
+    draft = mtp.of_target(models.canonical(options.draft, "draft"), target)
     sides = (
         pair.check_model(target, options.revision, "target"),
         pair.check_model(draft, options.draft_revision, "draft"),

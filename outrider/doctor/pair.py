@@ -12,7 +12,7 @@ from outrider.fetch.reporter import megabytes
 from outrider.local.layout import Seat
 from outrider.vocabulary import Kind, Vocabulary, compare
 
-_WITHOUT_WEIGHTS = ("ngram", "none")
+_WITHOUT_WEIGHTS = (*models.LOOKUP_DRAFTS, "none")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ it over a whole batch and serving can keep keys and values as it likes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,9 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Attention over what the caller keeps: query [rows, heads, width], key and value [rows, kv_heads, width] (rotated) of
-the new rows; returns [rows, heads, width]."""
+from outrider.engine.head import Attend, HeadShape
 
 
 class Llama3Rope(NamedTuple):
@@ -97,6 +94,12 @@ class Eagle3Head(nn.Module):
         # Target id of each draft id: everything that leaves the head speaks the target's ids.
         self.register_buffer("target_ids", torch.arange(config.draft_vocab), persistent=False)
         self.target_ids: Tensor
+
+    @property
+    def shape(self) -> HeadShape:
+        """What a caller must keep room for."""
+        config = self.config
+        return HeadShape(config.hidden, config.kv_heads, config.head_dim, config.head_dim)
 
     def fuse(self, features: Tensor) -> Tensor:
         """[rows, layers * target_hidden] features of the target to [rows, hidden] hidden states of the head."""

@@ -6,49 +6,24 @@ import json
 import logging
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from outrider.engine.config import EngineConfig
 from outrider.engine.eagle3 import Eagle3Head
-from outrider.engine.eagle3_checkpoint import is_eagle3, load
-from outrider.engine.eagle3_model import Eagle3Model
+from outrider.engine.eagle3_checkpoint import load
 from outrider.engine.embeddings import load_embeddings
 from outrider.engine.feature_store import FeatureStore
-from outrider.engine.info import ModelInfo, device_names, name_and_revision, weight_hash
+from outrider.engine.head_info import DEFAULT_WINDOW, LONGEST_STREAM, HeadLimits, head_info
+from outrider.engine.head_model import HeadModel
 from outrider.engine.model import resolve_device, resolve_dtype, set_threads
 from outrider.engine.packing import pack_linears
 from outrider.errors import ModelRefused, ModelUnavailable
 from outrider.features import FeatureRequest
 
 log = logging.getLogger(__name__)
-
-DEFAULT_WINDOW = 64
-_LONGEST_STREAM = 1 << 17
-
-
-class HeadLimits(NamedTuple):
-    """What bounds a head's memory.
-
-    Attributes:
-        window: positions with features that it looks back; None takes the head's own, or `DEFAULT_WINDOW`.
-        seats: streams with keys and values at the same time.
-        slots: drafted tokens per round.
-    """
-
-    window: int | None
-    seats: int
-    slots: int
-
-
-def is_head(folder: Path) -> bool:
-    """Whether a folder holds an EAGLE-3 head."""
-    try:
-        return is_eagle3(_config(folder))
-    except ModelUnavailable:
-        return False
 
 
 def target_of(folder: Path) -> str | None:
@@ -67,7 +42,7 @@ def brings_embeddings(folder: Path) -> bool:
     return True
 
 
-def load_head(config: EngineConfig, *, target: Path | None, limits: HeadLimits) -> Eagle3Model:
+def load_head(config: EngineConfig, *, target: Path | None, limits: HeadLimits) -> HeadModel:
     """Loads a head; must run in the thread that will call `forward`.
 
     Args:
@@ -93,16 +68,29 @@ def load_head(config: EngineConfig, *, target: Path | None, limits: HeadLimits) 
     request = FeatureRequest(shape.feature_layers, limits.window or shape.window or DEFAULT_WINDOW)
     own = _config(folder)
     longest = config.max_model_len or target_config.get("max_position_embeddings") or own.get("max_position_embeddings")
-    info = _info(config, head, device, dtype, longest or _LONGEST_STREAM)
-    model = Eagle3Model(
+    info = head_info(
+        config,
+        head.shape,
+        architecture="Eagle3",
+        vocab=shape.vocab,
+        parameters=shape.parameters,
+        target_hidden=shape.target_hidden,
+        longest=longest or LONGEST_STREAM,
+        device=device,
+        dtype=dtype,
+    )
+    model = HeadModel(
         head,
         embeddings if device.type == "cpu" else embeddings.to(device),
         info,
         FeatureStore(request.row_bytes(shape.target_hidden), request.window),
+        kind="eagle3",
         request=request,
-        trained_for=target_of(folder) or "",
         seats=limits.seats,
         slots=limits.slots,
+        device=device,
+        dtype=dtype,
+        trained_for=target_of(folder) or "",
     )
     log.info(
         "loaded %s (EAGLE-3, %.1f M parameters, %s, %d of %d ids, layers %s, window %d) in %.1f s",
@@ -159,30 +147,3 @@ def _embeddings(folder: Path, target: Path | None, head: Eagle3Head) -> Tensor:
             f"the head in {folder} is made for {shape.vocab} x {shape.hidden}"
         )
     return table
-
-
-def _info(config: EngineConfig, head: Eagle3Head, device: torch.device, dtype: torch.dtype, longest: int) -> ModelInfo:
-    folder, shape = Path(config.model), head.config
-    model_id, revision = name_and_revision(folder.resolve())
-    name, uuid = device_names(device)
-    return ModelInfo(
-        model_id=config.model_id or model_id,
-        revision=config.revision or revision,
-        architecture="Eagle3",
-        vocab_rows=shape.vocab,
-        parameters=shape.parameters,
-        dtype=str(dtype).removeprefix("torch."),
-        device=str(device),
-        device_name=name,
-        device_uuid=uuid,
-        max_positions=longest,
-        num_layers=1,
-        kv_bytes_per_token=2 * shape.kv_heads * shape.head_dim * dtype.itemsize,
-        eos_token_ids=(),
-        weight_hash=weight_hash(folder),
-        attention_backend="ring",
-        invariant=False,
-        invariance_note="not tested: what a draft rounds does not show in the text",
-        block_size=longest,
-        hidden_size=shape.target_hidden,
-    )

@@ -1,4 +1,4 @@
-"""Hidden states of chosen decoder layers, for drafts that build on them. Costs nothing until somebody wants one."""
+"""Hidden states between decoder layers, for drafts that build on them. Costs nothing until somebody wants one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 
 class HiddenStates:
-    """What entered the chosen layers in the latest forward pass.
+    """What entered the chosen layers in the latest forward pass, or left the last one.
 
-    A layer's input is looked at, never touched or copied, so a pass computes the same bits with and without.
+    They are numbered as in transformers' `hidden_states`: i is the input of layer i, and the one behind the last layer
+    is what its final norm makes of its output. A state is looked at, never touched or copied, so a pass computes the
+    same bits with and without.
 
     Attributes:
-        count: decoder layers that can be chosen; 0 where the network does not list them.
+        count: decoder layers, 0 where the network does not list them; states 0 .. count can be chosen if there are any.
         width: of a hidden state.
     """
 
@@ -27,22 +29,27 @@ class HiddenStates:
             network: a transformers causal LM.
         """
         text = network.config.get_text_config()
-        self._layers = _decoder_layers(network.get_decoder(), text.num_hidden_layers)
+        self._decoder = network.get_decoder()
+        self._layers = _decoder_layers(self._decoder, text.num_hidden_layers)
         self.count = len(self._layers)
         self.width: int = text.hidden_size if self.count else 0
         self._seen: dict[int, Tensor] = {}
 
     def want(self, layers: Sequence[int]) -> None:
-        """From the next pass on, keeps what enters these layers too.
+        """From the next pass on, keeps these states too.
 
         Raises:
-            IndexError: the model has no such layer.
+            IndexError: the model has no such state.
         """
         for index in layers:
-            if not 0 <= index < self.count:
-                raise IndexError(f"layer {index} of {self.count}")
-            if index not in self._seen:
-                self._seen[index] = torch.empty(0)
+            if not 0 <= index <= self.count or not self.count:
+                raise IndexError(f"hidden state {index} of {self.count} layers")
+            if index in self._seen:
+                continue
+            self._seen[index] = torch.empty(0)
+            if index == self.count:
+                self._decoder.register_forward_hook(self._keep_last)
+            else:
                 self._layers[index].register_forward_pre_hook(self._keep(index), with_kwargs=True)
 
     def rows(self, layers: Sequence[int], rows: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -59,6 +66,9 @@ class HiddenStates:
         parts = [self._seen[layer].index_select(0, index.to(self._seen[layer].device)) for layer in layers]
         side_by_side = torch.cat([part.to(torch.bfloat16).cpu() for part in parts], dim=1)
         return side_by_side.view(torch.uint8).numpy()
+
+    def _keep_last(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
+        self._seen[self.count] = output[0].flatten(0, -2)
 
     def _keep(self, index: int) -> Any:
         def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -91,7 +91,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     """
     started = time.monotonic()
     folder = Path(config.model)
-    hf_config = _read_config(config)
+    hf_config = read_config(config)
     check_supported(hf_config)
     longest = longest_stream(hf_config, config.max_model_len)
     device = resolve_device(config)
@@ -190,13 +190,17 @@ def set_threads(config: EngineConfig, dtype: torch.dtype) -> None:
         torch.set_num_threads(threads)
 
 
-def _read_config(config: EngineConfig) -> PretrainedConfig:
+def read_config(config: EngineConfig) -> PretrainedConfig:
+    """
+    Raises:
+        ModelUnavailable: the folder holds no configuration that transformers knows.
+    """
     try:
         return AutoConfig.from_pretrained(
             config.model, local_files_only=True, trust_remote_code=config.trust_remote_code
         )
     except (OSError, ValueError, KeyError) as error:
-        raise ModelUnavailable(f"{config.model} is not a readable model folder: {_first_line(error)}") from error
+        raise ModelUnavailable(f"{config.model} is not a readable model folder: {first_line(error)}") from error
 
 
 def _read_weights(config: EngineConfig, hf_config: PretrainedConfig, dtype: torch.dtype) -> Any:
@@ -216,7 +220,7 @@ def _read_weights(config: EngineConfig, hf_config: PretrainedConfig, dtype: torc
             **options,
         )
     except (OSError, ValueError) as error:
-        raise ModelUnavailable(f"{config.model} cannot be loaded: {_first_line(error)}") from error
+        raise ModelUnavailable(f"{config.model} cannot be loaded: {first_line(error)}") from error
 
 
 def _random_weights(config: EngineConfig, hf_config: PretrainedConfig, dtype: torch.dtype) -> Any:
@@ -236,7 +240,8 @@ def _random_weights(config: EngineConfig, hf_config: PretrainedConfig, dtype: to
         )
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """An error of a library in one line."""
     return str(error).strip().partition("\n")[0]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from outrider import api_key, dummy, models
+from outrider import api_key, dummy, models, mtp
 from outrider.certs.names import authority
 from outrider.errors import InvalidArgument, Unavailable
 from outrider.fetch.cache import cache_root
@@ -40,7 +40,7 @@ class StackOptions:
     """What `outrider up` takes; ports of 0 are chosen freely.
 
     Attributes:
-        draft: model name, "ngram", "suffix", or "none" to serve without speculation.
+        draft: model name, "mtp" (the target's own MTP layer), "ngram", "suffix", or "none" for no speculation.
         target_device, draft_device: nvidia-smi numbers, UUIDs, "cpu" or "auto".
         dtype, draft_dtype: number formats; an unset draft_dtype means the target's.
         config: file whose further settings the parts read themselves.
@@ -106,7 +106,8 @@ def make_plan(options: StackOptions) -> tuple[layout.Seat, ...]:
     Raises:
         DoesNotFit, InvalidArgument, ModelUnavailable: one line each.
     """
-    target, draft = models.canonical(options.target, "target"), models.canonical(options.draft, "draft")
+    target = models.canonical(options.target, "target")
+    draft = mtp.of_target(models.canonical(options.draft, "draft"), target)
     return layout.plan(
         target=target,
         target_footprint=_footprint(options, target, "target", options.revision),

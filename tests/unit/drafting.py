@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from draft_service.draft_ids import DraftIds
-from draft_service.eagle3_proposer import Eagle3Proposer
+from draft_service.head_proposer import HeadProposer
 from draft_service.intake import send_as_is
 from draft_service.proposer import Proposer
 from draft_service.sampler import Sampler
 from outrider.engine.block_manager import BlockManager
-from outrider.engine.eagle3_model import Eagle3Model
 from outrider.engine.grammar import Grammars
+from outrider.engine.head_model import HeadModel
 from outrider.engine.runner import Step, StepTiming, Wait
 from outrider.engine.streams import Streams
 from outrider.rpc.link import Attached, Delivery, Detached
@@ -62,11 +62,11 @@ class Bench:
         self.now = 1_000.0
         self.model = model
         self.blocks = BlockManager(
-            num_blocks or model.num_blocks, model.info.block_size, reuse=not isinstance(model, Eagle3Model)
+            num_blocks or model.num_blocks, model.info.block_size, reuse=not isinstance(model, HeadModel)
         )
         grammars = Grammars(None, model.info.vocab_rows, model.info.eos_token_ids)
         self.streams = Streams(self.blocks, LEASE_S, lambda: self.now, matcher=grammars.mirror)
-        ids = DraftIds(model.target_ids, model.info.vocab_rows) if isinstance(model, Eagle3Model) else None
+        ids = DraftIds(model.target_ids, model.info.vocab_rows) if isinstance(model, HeadModel) else None
         sampler = Sampler(draft_top_k=draft_top_k, greedy_draft=greedy_draft, ids=ids)
         limits: dict[str, Any] = {
             "vocab_rows": model.info.vocab_rows,
@@ -77,8 +77,8 @@ class Bench:
             "send": send,
         }
         self.proposer = (
-            Eagle3Proposer(self.streams, sampler, model.features, **limits)
-            if isinstance(model, Eagle3Model)
+            HeadProposer(self.streams, sampler, model.features, **limits)
+            if isinstance(model, HeadModel)
             else Proposer(self.streams, sampler, window=window, **limits)
         )
         self.link = Link()

@@ -22,7 +22,7 @@ from target_service.features import FeatureKeeper, FeatureRing
 from tests.unit.target_driver import Draft, Stream, Target, Wish, close, plain, verify
 from tests.unit.tiny import tiny_llama
 
-LAYERS, WINDOW = (0, 2, 3), 16
+LAYERS, WINDOW = (0, 2, 3, 4), 16
 REQUEST = FeatureRequest(LAYERS, WINDOW)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1_000)
 SAMPLED = SamplingParams(max_tokens=1_000)
@@ -191,7 +191,7 @@ def test_a_wish_that_cannot_be_met_costs_the_features_only(model: LoadedModel) -
     """Guards the text: a stub target, or a layer that there is not, must not fail a stream for its draft's sake."""
     for target, request in (
         (Target(load_stub(parse("stub:script?tokens=1,2,3&vocab=64"))), REQUEST),
-        (Target(model), FeatureRequest((1, 4), 8)),
+        (Target(model), FeatureRequest((1, 5), 8)),
     ):
         target.send(plain([Stream(1, PROMPT, GREEDY)], 1, wish=Wish(request, [0])))
         (verdict,) = target.settle()

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head behind the interface of a model: ragged steps over many streams, with keys and values of its own.
+"""A head (EAGLE-3 or MTP) behind the interface of a model: ragged steps over many streams, with KV of its own.
 
 The head's row for position t is fed token t + 1, so that a stream's spans fit it as they fit a causal LM, one position
 further left: the span from token index s on is the rows from position s - 1 on, and its logits are q of the token
@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outrider.engine.block_manager import Copy
-from outrider.engine.eagle3 import Eagle3Head
 from outrider.engine.feature_store import FeatureStore
+from outrider.engine.head import Head
 from outrider.engine.info import ModelInfo
 from outrider.engine.span import Span
 from outrider.features import FeatureRequest
@@ -50,11 +50,12 @@ class _Rows:
     lowest: list[int] = field(default_factory=list)
 
 
-class Eagle3Model:
+class HeadModel:
     """Runs a head. Not thread-safe, the engine's one thread owns it.
 
     Attributes:
         info: facts about it.
+        kind: as in GetInfo, "eagle3" or "mtp".
         features: what the head is fed; whoever makes spans fills it.
         request: which features they are.
         trained_for: name of the target that the head was trained for, or empty.
@@ -64,14 +65,17 @@ class Eagle3Model:
 
     def __init__(
         self,
-        head: Eagle3Head,
+        head: Head,
         embeddings: Tensor,
         info: ModelInfo,
         features: FeatureStore,
         *,
+        kind: str,
         request: FeatureRequest,
         seats: int,
         slots: int,
+        device: torch.device,
+        dtype: torch.dtype,
         trained_for: str = "",
     ) -> None:
         """
@@ -80,9 +84,11 @@ class Eagle3Model:
             embeddings: [vocab, hidden] of the target.
             info: facts about it.
             features: of the streams to come.
+            kind: as in `kind`.
             request: which features they are.
             seats: streams that have keys and values at the same time; a span's only block is its seat.
             slots: drafted rows per stream at most.
+            device, dtype: of the head.
             trained_for: name of the target that the head was trained for.
         """
         self.info = info
@@ -92,15 +98,15 @@ class Eagle3Model:
         self.target_ids = head.target_ids.cpu().numpy()
         self._head = head
         self._embeddings = embeddings
-        weight = head.norm.weight
-        self._device, self._dtype = weight.device, weight.dtype
-        config = head.config
+        self.kind = kind
+        self._device, self._dtype = device, dtype
+        self._shape = shape = head.shape
         self._ring = features.window + slots
         self.kv_tokens = seats * self._ring
-        shape = (seats * self._ring, config.kv_heads, config.head_dim)
-        self._keys = torch.zeros(shape, dtype=self._dtype, device=self._device)
-        self._values = torch.zeros_like(self._keys)
-        self._carried = torch.zeros((seats, config.hidden), dtype=self._dtype, device=self._device)
+        boxes = seats * self._ring
+        self._keys = torch.zeros((boxes, shape.kv_heads, shape.width), dtype=self._dtype, device=self._device)
+        self._values = torch.zeros((boxes, shape.kv_heads, shape.value_width), dtype=self._dtype, device=self._device)
+        self._carried = torch.zeros((seats, shape.hidden), dtype=self._dtype, device=self._device)
         self._boxes = torch.arange(self._ring, device=self._device)
 
     def copy_kv(self, copies: Sequence[Copy]) -> None:
@@ -182,15 +188,14 @@ class Eagle3Model:
         return in_box >= lowest[:, None]
 
     def _attend(self, query: Tensor, seats: Tensor, visible: Tensor) -> Tensor:
-        """[rows, heads, width]; the query heads of a KV head are rows of one call."""
+        """[rows, heads, value_width]; the query heads of a KV head are rows of one call."""
         rows, heads, width = query.shape
-        config = self._head.config
-        shape = (-1, self._ring, config.kv_heads, width)
-        keys = self._keys.view(shape)[seats].transpose(1, 2)
-        values = self._values.view(shape)[seats].transpose(1, 2)
-        grouped = query.view(rows, config.kv_heads, heads // config.kv_heads, width)
+        kv_heads, value_width = self._shape.kv_heads, self._shape.value_width
+        keys = self._keys.view(-1, self._ring, kv_heads, width)[seats].transpose(1, 2)
+        values = self._values.view(-1, self._ring, kv_heads, value_width)[seats].transpose(1, 2)
+        grouped = query.view(rows, kv_heads, heads // kv_heads, width)
         out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=visible[:, None, None, :])
-        return out.reshape(rows, heads, width)
+        return out.reshape(rows, heads, value_width)
 
     def _ints(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

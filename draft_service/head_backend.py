@@ -1,68 +1,46 @@
-"""An EAGLE-3 head behind the draft service: the engine thread and what it is built from."""
+"""A head (EAGLE-3 or MTP) behind the draft service: what its engine thread is built from."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 from draft_service.config import DraftConfig
 from draft_service.draft_ids import DraftIds
-from draft_service.eagle3_proposer import Eagle3Proposer
+from draft_service.head_proposer import HeadProposer
 from draft_service.intake import Message
-from draft_service.job import Job
+from draft_service.kinds import Kind, kind_of
 from draft_service.sampler import Sampler
-from outrider import models
+from outrider import models, mtp
 from outrider.engine.block_manager import BlockManager
-from outrider.engine.eagle3_loader import HeadLimits, brings_embeddings, load_head, target_of
-from outrider.engine.eagle3_model import Eagle3Model
-from outrider.engine.runner import Runner
+from outrider.engine.eagle3_loader import brings_embeddings, load_head, target_of
+from outrider.engine.head_info import HeadLimits
+from outrider.engine.head_model import HeadModel
+from outrider.engine.mtp_loader import load_mtp
 from outrider.engine.streams import Streams
 from outrider.errors import InvalidArgument, ModelUnavailable
 from outrider.rpc import tokenizer_files
 from outrider.rpc.feature_codec import request_to_pb
 from outrider.rpc.info import ServiceInfo, Serving, model_info
 from outrider.rpc.options import LEASE_S, credit
+from outrider.service.engine_backend import EngineBackend
 
 
-class Eagle3Backend:
+class HeadBackend(EngineBackend[Message]):
     """Drafts with a head in the engine thread; see `ModelBackend` for the arguments."""
 
     def __init__(
         self, config: DraftConfig, on_fatal: Callable[[BaseException], None], lease_s: float = LEASE_S
     ) -> None:
         if config.draft_window is not None:
-            raise InvalidArgument(
-                "draft_window", "is for draft models; an EAGLE-3 head looks back feature_window positions"
-            )
+            raise InvalidArgument("draft_window", "is for draft models; a head looks back feature_window positions")
+        super().__init__(self._build, on_fatal)
         self._config = config
         self._lease_s = lease_s
-        self._runner: Runner[Message, list[Job]] = Runner(self._build, on_fatal=on_fatal)
-        self._model: Eagle3Model | None = None
+        self._model: HeadModel | None = None
         self._streams: Streams | None = None
         self._seats: BlockManager | None = None
-
-    @property
-    def ready(self) -> Future[None]:
-        return self._runner.ready
-
-    def start(self) -> None:
-        self._runner.start()
-
-    def submit(self, message: Message) -> None:
-        """Takes a message to the engine thread.
-
-        Raises:
-            Unavailable: the engine has stopped.
-        """
-        self._runner.submit(message)
-
-    def tick(self) -> None:
-        """Nothing to do: the engine thread wakes by itself when a lease ends."""
-
-    @property
-    def is_stuck(self) -> bool:
-        return self._runner.is_stuck
 
     def info(self, instance_id: str) -> ServiceInfo:
         assert self._model is not None and self._streams is not None and self._seats is not None
@@ -77,7 +55,7 @@ class Eagle3Backend:
             allow_planted_errors=self._config.allow_planted_errors,
         )
         info = model_info(instance_id, serving, self._model.info, None, self._runner.stats())
-        info.draft_kind = "eagle3"
+        info.draft_kind = self._model.kind
         info.kv_cache_tokens = self._model.kv_tokens
         info.hidden_size = self._model.info.hidden_size
         info.features.CopyFrom(request_to_pb(self._model.request))
@@ -86,23 +64,16 @@ class Eagle3Backend:
         return info
 
     def tokenizer(self) -> AsyncIterator[tokenizer_files.Piece]:
-        return tokenizer_files.pieces(Path(self._config.model))
+        return tokenizer_files.pieces(Path(mtp.checkpoint(self._config.model)))
 
-    def close(self) -> None:
-        self._runner.close()
-
-    def _build(self) -> tuple[Eagle3Model, Eagle3Proposer]:
+    def _build(self) -> tuple[HeadModel, HeadProposer]:
         """Runs in the engine thread."""
         config = self._config
-        model = load_head(
-            config.engine(),
-            target=_target(Path(config.model), config.embeddings),
-            limits=HeadLimits(window=config.feature_window, seats=credit(config.max_num_seqs), slots=config.max_slots),
-        )
+        model = _load(config)
         self._seats = BlockManager(credit(config.max_num_seqs), model.info.block_size, reuse=False)
         self._streams = Streams(self._seats, self._lease_s, allow_planted_errors=config.allow_planted_errors)
         self._model = model
-        proposer = Eagle3Proposer(
+        proposer = HeadProposer(
             self._streams,
             Sampler(
                 draft_top_k=config.draft_top_k,
@@ -116,6 +87,13 @@ class Eagle3Backend:
             max_num_batched_tokens=config.max_num_batched_tokens,
         )
         return model, proposer
+
+
+def _load(config: DraftConfig) -> HeadModel:
+    limits = HeadLimits(window=config.feature_window, seats=credit(config.max_num_seqs), slots=config.max_slots)
+    if kind_of(config) is Kind.MTP:
+        return load_mtp(replace(config.engine(), model=mtp.checkpoint(config.model)), limits=limits)
+    return load_head(config.engine(), target=_target(Path(config.model), config.embeddings), limits=limits)
 
 
 def _target(head: Path, asked: str | None) -> Path | None:

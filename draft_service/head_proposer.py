@@ -1,4 +1,4 @@
-"""Eagle3Proposer: an EAGLE-3 head as draft. Slots are drafted as by any other model; what differs is what is fed.
+"""HeadProposer: a head (EAGLE-3 or MTP) as draft. Slots are drafted as by any other model; what differs is what is fed.
 
 A stream can be drafted while the target's features reach its last committed token but one. They come with the item that
 asks, so a committed position is fed with them once, over whatever the head fed itself there while it was drafting. A
@@ -25,7 +25,7 @@ from outrider.rpc.link import Delivery
 logger = logging.getLogger(__name__)
 
 
-class Eagle3Proposer(Proposer):
+class HeadProposer(Proposer):
     """The worker of a draft service with a head. Used in the engine thread only.
 
     In a sequence, `cached` counts the tokens that were fed: the row of position t is fed token t + 1, so rows
