@@ -108,9 +108,9 @@ class Load:
         await asyncio.gather(*self._tasks)
 
     async def burst(self, number: int) -> list[Attempt]:
-        """So many at once, each tried once."""
-        dice = random.Random(self.seed + number)
-        tries = [self._try(self._next(), dice.choice(self.asked), self.urls()[0]) for _ in range(number)]
+        """So many at once, each tried once; the one with the shortest answer, for they wait for one another."""
+        shortest = min(self.asked, key=lambda question: int(question.body.get("max_tokens", 0)))
+        tries = [self._try(self._next(), shortest, self.urls()[0]) for _ in range(number)]
         return list(await asyncio.gather(*tries))
 
     async def _client(self, index: int) -> None:
