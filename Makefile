@@ -17,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 PROTOS := $(wildcard proto/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-model test-drafts test-cluster chaos check format proto bench up down clean
+.PHONY: help install demo test test-model test-drafts test-cluster chaos fuzz check format proto bench up down clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -57,6 +57,10 @@ test-cluster: $(INSTALLED)  ## Deployment on a Ray cluster of several nodes on t
 
 chaos: $(INSTALLED)  ## Parts fail under load, each kind once: about 10 minutes. CHAOS_FLAGS="--chaos-times 10 --chaos-requests 500" is the full form.
 	$(BIN)/python -m pytest tests/chaos -m chaos -s $(CHAOS_FLAGS)
+
+fuzz: $(INSTALLED)  ## 10,000 random requests at the HTTP door, then schemathesis on its schema: about 15 minutes.
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
+	$(BIN)/python -m tests.chaos.fuzz_http --count 10000 --schema 50
 
 check: $(INSTALLED)  ## What CI runs before the tests: format, lint, types, import rules, stale stubs.
 	$(BIN)/ruff format --check .

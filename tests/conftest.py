@@ -22,6 +22,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=SPEC_BENCH if SPEC_BENCH.is_file() else None,
         help="JSON lines with `category` and `turns` to take the model tests' prompts from; unset: a built-in set.",
     )
+    parser.addoption(
+        "--coupled-requests", type=int, default=48, help="seeded requests of the coupled rule's test; 200 in full"
+    )
 
     chaos = parser.getgroup("chaos", "tests/chaos, run by `make chaos`")
     chaos.addoption("--chaos-requests", type=int, default=50, help="requests at least; 500 in the full form")

@@ -52,9 +52,9 @@ class Part:
 
 
 @contextmanager
-def service(module: str, model: str, folder: Path) -> Iterator[Part]:
+def service(module: str, model: str, folder: Path, *arguments: str) -> Iterator[Part]:
     """A draft or target service that listens; the coordinator waits for its model."""
-    with _part(module, ["--model", model, "--port", "0", "--threads", "1"], folder) as (process, log):
+    with _part(module, ["--model", model, "--port", "0", "--threads", "1", *arguments], folder) as (process, log):
         wait_for(lambda: _listening(log) is not None, process, log)
         port = _listening(log)
         assert port is not None

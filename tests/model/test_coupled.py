@@ -1,0 +1,170 @@
+"""A seed names one text: the coupled rule, whatever gamma, neighbours and the fate of the draft.
+
+Each of `--coupled-requests` requests has a prompt, a seed and sampling values of its own, and is answered plainly, with
+gamma 1, 4 and auto beside fifteen others, with gamma 4 alone, and while the draft is killed. The ids have to be those
+of the plain answer: in float64 on a tiny random model, which is its own draft, and in the served number format on the
+default model with its default draft.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from coordinator.decoder import Decoder, DecodingRequest
+from outrider.noise import U32, U64, gumbel_row_keys
+from outrider.sampling import Rule
+from outrider.seam import Timings
+from tests.e2e.processes import service
+from tests.model.conftest import Services
+from tests.service.stack import answer, decoder, draft_service, request, target_service
+from tests.unit.tiny import EOS, tiny_llama
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(1_800)]
+
+BESIDE = 16
+TOKENS = 24
+DRAFTED_BEFORE_DEATH = 4
+"""Messages that the draft answers before it is killed."""
+
+Texts = list[list[int]]
+
+
+@pytest.fixture
+def count(pytestconfig: pytest.Config) -> int:
+    number: int = pytestconfig.getoption("--coupled-requests")
+    return number
+
+
+def seeded(count: int, prompts: Sequence[Sequence[int]]) -> list[DecodingRequest]:
+    """Requests of their own each, most of them at temperature 1."""
+    dice, wanted = random.Random(5), []
+    for index in range(count):
+        sampling: dict[str, Any] = {"temperature": dice.choice([1.0, 1.0, 0.7, 1.5])}
+        if index % 3 == 1:
+            sampling |= {"top_k": dice.choice([5, 40])}
+        if index % 5 == 2:
+            sampling |= {"frequency_penalty": 0.5, "min_p": 0.01}
+        prompt = prompts[index % len(prompts)]
+        wanted.append(
+            request(prompt, TOKENS, rule=Rule.COUPLED, seed=dice.getrandbits(64), stop_token_ids=(EOS,), **sampling)
+        )
+    return wanted
+
+
+async def texts(made: Decoder, wanted: Sequence[DecodingRequest], gamma: int | None, *, beside: int = BESIDE) -> Texts:
+    """All answers, so many at a time; the next one begins when any ends, so that neighbours are at any place."""
+    seats = asyncio.Semaphore(beside)
+
+    async def one(asked: DecodingRequest) -> list[int]:
+        async with seats:
+            values = {name: getattr(asked, name) for name in DecodingRequest.__dataclass_fields__}
+            return (await answer(made, DecodingRequest(**{**values, "num_speculative_tokens": gamma}))).tokens
+
+    return list(await asyncio.gather(*map(one, wanted)))
+
+
+def different(plain: Texts, got: Texts) -> list[int]:
+    return [index for index, (one, other) in enumerate(zip(plain, got, strict=True)) if one != other]
+
+
+async def check_all(target: int, draft: int, wanted: Sequence[DecodingRequest]) -> Texts:
+    """Compares everything that a living draft does; returns the plain texts."""
+    async with decoder(target, draft, self_draft=True) as made:
+        plain = await texts(made, wanted, 0)
+        assert made.counters.num_drafts == 0
+        assert len({tuple(text) for text in plain}) > len(wanted) / 2
+        for gamma in (1, 4, None):
+            drafts = made.counters.num_drafts
+            assert different(plain, await texts(made, wanted, gamma)) == []
+            assert gamma is None or made.counters.num_drafts > drafts
+        assert different(plain, await texts(made, wanted, 4, beside=1)) == []
+        assert 0 < made.counters.num_accepted_tokens < made.counters.num_tested_tokens
+        counters = made.counters
+        print(f"coupled: {counters.num_accepted_tokens} of {counters.num_tested_tokens} tested slots accepted")
+    return plain
+
+
+async def while_the_draft_dies(target: int, model: str, folder: Path, wanted: Sequence[DecodingRequest]) -> Texts:
+    """Answers with gamma 4, of which the draft sees the first ones only; it is killed with rounds in flight."""
+    with service("draft_service", model, folder) as part:
+        async with decoder(target, part.port, self_draft=True) as made:
+            answered = 0
+
+            def on_step(side: str, timings: Timings) -> None:
+                nonlocal answered
+                answered += side == "draft"
+                if answered == DRAFTED_BEFORE_DEATH:
+                    part.process.send_signal(signal.SIGKILL)
+
+            made.counters.on_step.append(on_step)
+            got = await texts(made, wanted, 4)
+            assert made.counters.num_drafts > 0
+            assert sum(made.counters.draft_failures.values()) > 0
+        assert part.process.wait() == -signal.SIGKILL
+    return got
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_llama(tmp_path_factory.mktemp("llama") / "model", tokenizer=False))
+
+
+async def test_in_float64_on_a_tiny_model(llama: str, tmp_path: Path, count: int) -> None:
+    """No excuse allowed."""
+    torch.set_num_threads(1)
+    prompts = [[5 + i * i * n % 90 for i in range(3 + n)] for n in range(1, 24)]
+    wanted = seeded(count, prompts)
+    async with target_service(llama, dtype="float64") as target:
+        # A draft of lower precision is a draft of its own: some of its tokens are wrong.
+        async with draft_service(llama, dtype="bfloat16") as draft:
+            plain = await check_all(target, draft, wanted)
+        assert different(plain, await while_the_draft_dies(target, llama, tmp_path, wanted)) == []
+
+
+async def test_a_draft_that_is_believed_blindly_is_seen(llama: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted error: every drafted token is accepted."""
+    wanted = seeded(32, [(5, 6, 7), (9, 10)])
+    async with (
+        target_service(llama, dtype="float64") as target,
+        draft_service(llama, dtype="bfloat16") as draft,
+        decoder(target, draft, self_draft=True) as made,
+    ):
+        plain = await texts(made, wanted, 0)
+        monkeypatch.setattr("coordinator.acceptance.matched_counts", lambda x, emit, m: np.asarray(m))
+        assert different(plain, await texts(made, wanted, 4))
+
+
+async def test_noise_that_depends_on_the_pass_is_seen(llama: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted error: the noise of a row is named by its place in the pass, not by its position in the text."""
+
+    def by_row(keys: U64, positions: U32, samples: U32) -> U64:
+        return gumbel_row_keys(keys, np.arange(len(positions), dtype=np.uint32), samples)
+
+    monkeypatch.setattr("target_service.scoring.gumbel_row_keys", by_row)
+    wanted = seeded(32, [(5, 6, 7), (9, 10)])
+    async with (
+        target_service(llama, dtype="float64") as target,
+        draft_service(llama, dtype="bfloat16") as draft,
+        decoder(target, draft, self_draft=True) as made,
+    ):
+        assert different(await texts(made, wanted, 0), await texts(made, wanted, 4))
+
+
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("services", ["auto"], indirect=True)
+async def test_as_it_is_served_on_the_default_pair(
+    services: Services, chats: list[tuple[int, ...]], tmp_path: Path, count: int
+) -> None:
+    """The number format that the engine picks here; every difference counts where the start-up test passed."""
+    wanted = seeded(count, [chat[:120] for chat in chats])
+    plain = await check_all(services.target, services.ngram, wanted)
+    assert different(plain, await while_the_draft_dies(services.target, "ngram", tmp_path, wanted)) == []
