@@ -17,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 PROTOS := $(wildcard proto/outrider/v1/*.proto)
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-model test-drafts test-cluster chaos fuzz check format proto bench up down clean
+.PHONY: help install demo test test-model test-drafts test-doors test-cluster chaos fuzz check format proto bench up down clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -61,6 +61,10 @@ chaos: $(INSTALLED)  ## Parts fail under load, each kind once: about 10 minutes.
 fuzz: $(INSTALLED)  ## 10,000 random requests at the HTTP door, then schemathesis on its schema: about 15 minutes.
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
 	$(BIN)/python -m tests.chaos.fuzz_http --count 10000 --schema 50
+
+test-doors: $(INSTALLED)  ## 100,000 malformed messages, every wrong client, 10,000 open connections: half an hour on two cores.
+	$(BIN)/python -m tests.chaos.fuzz
+	$(BIN)/python -m tests.chaos.doors
 
 check: $(INSTALLED)  ## What CI runs before the tests: format, lint, types, import rules, stale stubs.
 	$(BIN)/ruff format --check .

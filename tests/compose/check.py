@@ -1,9 +1,13 @@
 """What a running compose stack must hold; run on the host once all its services are healthy.
 
-    python tests/compose/check.py              kills the draft's container while requests run, starts it again
-    python tests/compose/check.py --no-draft   for a stack whose draft was never started
+    docker compose -f docker-compose.cpu.yml up --build --wait
+    python tests/compose/check.py --engine docker            kills the draft while requests run, starts it again
 
-Every answer is compared with the target's own greedy text. `--engine` is docker or podman. Standard library only.
+    docker compose -f docker-compose.cpu.yml -f tests/compose/no-draft.yml up --build --wait
+    python tests/compose/check.py --engine docker --no-draft     for a stack whose draft was never started
+
+Every answer is compared with the target's own greedy text, no request may fail, and drafting must be back within 5 s of
+the draft's return. Standard library only. `--engine podman` is for podman-compose.
 """
 
 from __future__ import annotations
@@ -28,6 +32,15 @@ PROMPTS = (
 )
 MAX_TOKENS = 48
 WITHIN_S = 180.0
+BACK_WITHIN_S = 5.0
+SERIES = (
+    "outrider:num_requests_running",
+    "outrider:generation_tokens_total",
+    'outrider:links_up{part="target"}',
+    'outrider:kv_cache_usage_perc{side="target"}',
+    'outrider:step_seconds_count{side="target",stage="forward"}',
+)
+"""What Prometheus must find at least; the file's names are OpenMetrics' own, so a scrape is a GET of /metrics."""
 
 
 @dataclass
@@ -107,11 +120,13 @@ def main() -> int:
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--engine", default="podman")
     parser.add_argument("--no-draft", action="store_true")
+    parser.add_argument("--back-within-s", type=float, default=BACK_WITHIN_S, help="for machines that are busy")
     given = parser.parse_args()
     url = given.url
     model = json.loads(fetch(url + "/v1/models"))["data"][0]["id"]
     expected = {prompt: complete(url, prompt, speculate=False) for prompt in PROMPTS}
     print(f"serving {model}; plain greedy texts taken")
+    check_doors(url)
     load = Load(url, expected)
     threads = [threading.Thread(target=load.run, args=(prompt,)) for prompt in PROMPTS]
     for thread in threads:
@@ -122,7 +137,7 @@ def main() -> int:
                 raise SystemExit(f"/ready should name the draft as missing, it says {degraded(url)}")
             wait("12 answers without a draft", lambda: load.answered >= 12)
         else:
-            lose_draft(url, given.engine, load)
+            lose_draft(url, given.engine, load, given.back_within_s)
     finally:
         load.stop.set()
         for thread in threads:
@@ -141,7 +156,20 @@ def main() -> int:
     return 1 if load.failures else 0
 
 
-def lose_draft(url: str, engine: str, load: Load) -> None:
+def check_doors(url: str) -> None:
+    """A chat answer as OpenAI's clients read it, and the series that Prometheus scrapes."""
+    body = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8, "temperature": 0}
+    answer = json.loads(fetch(url + "/v1/chat/completions", body))
+    if answer["object"] != "chat.completion" or not answer["choices"][0]["message"]["content"]:
+        raise SystemExit(f"no chat answer: {answer}")
+    found = series(url)
+    if missing := [name for name in SERIES if name not in found]:
+        raise SystemExit(f"/metrics lacks {', '.join(missing)}")
+    if not found["outrider:generation_tokens_total"]:
+        raise SystemExit("/metrics counts no tokens")
+
+
+def lose_draft(url: str, engine: str, load: Load, back_within_s: float) -> None:
     """Kills the draft under load, sees that it is missed, starts it and sees that it drafts again."""
     drafts = "outrider:spec_decode_num_draft_tokens_total"
     wait("4 answers, tokens drafted", lambda: load.answered >= 4 and series(url)[drafts] > 0)
@@ -158,6 +186,8 @@ def lose_draft(url: str, engine: str, load: Load) -> None:
     back = wait("the draft is taken up again", lambda: not degraded(url))
     wait("it drafts again", lambda: series(url)[drafts] > while_out)
     print(f"missed within {missed:.1f} s; served {serving:.1f} s after its start, taken up {back:.1f} s later")
+    if back > back_within_s:
+        raise SystemExit(f"the draft must be taken up within {back_within_s:g} s of its return")
 
 
 def _healthy(engine: str, name: str) -> bool:

@@ -54,7 +54,8 @@ class Part:
 @contextmanager
 def service(module: str, model: str, folder: Path, *arguments: str) -> Iterator[Part]:
     """A draft or target service that listens; the coordinator waits for its model."""
-    with _part(module, ["--model", model, "--port", "0", "--threads", "1", *arguments], folder) as (process, log):
+    given = ["--model", model, "--port", "0", "--threads", "1", *arguments]
+    with started(module, given, folder) as (process, log):
         wait_for(lambda: _listening(log) is not None, process, log)
         port = _listening(log)
         assert port is not None
@@ -66,16 +67,17 @@ def coordinator(folder: Path, *arguments: str, path: str = "/health", **environm
     """A coordinator that answers 200 at `path`."""
     port = free_port()
     given = ["--port", str(port), "--grpc-port", "0", *arguments]
-    with _part("coordinator", given, folder, **environment) as (process, log):
+    with started("coordinator", given, folder, **environment) as (process, log):
         part = Part(process, log, folder, port)
         wait_for(lambda: answers(part.url + path), process, log)
         yield part
 
 
 @contextmanager
-def _part(
+def started(
     module: str, arguments: list[str], folder: Path, **environment: str
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A part's process and its log, for as long as the context lasts."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log"
     with open(log, "w") as output:
@@ -95,9 +97,11 @@ def _part(
         process.wait(WITHIN_S)
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], log: Path) -> None:
+def wait_for(
+    condition: Callable[[], bool], process: subprocess.Popen[str], log: Path, within_s: float = WITHIN_S
+) -> None:
     """Waits for something that the process does; shows its log if it does not."""
-    end = time.monotonic() + WITHIN_S
+    end = time.monotonic() + within_s
     while not condition():
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < end, log.read_text()
