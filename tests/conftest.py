@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+
+# Before torch is imported, and for the services that tests start: workers side by side with a pool of threads each
+# wait for one another at every product, and tiny models gain nothing from a second thread.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from huggingface_hub import constants
