@@ -44,7 +44,7 @@ demo:  ## Install, fetch the default model and show speculative decoding at work
 	@$(BIN)/outrider demo
 
 test: $(INSTALLED)  ## The default suite: under five minutes on two cores.
-	$(BIN)/python -m pytest tests/unit tests/service tests/e2e -m "not model and not gpu and not drafts"
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/service tests/e2e -m "not model and not gpu and not drafts"
 
 test-model: $(INSTALLED)  ## The bars on the default model: under fifteen minutes on two cores.
 	$(BIN)/python -m pytest tests -m "model and not gpu"
