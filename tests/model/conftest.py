@@ -13,6 +13,7 @@ import pytest_asyncio
 from transformers import AutoTokenizer
 
 from tests.model import prompts
+from tests.model.formats import FORMATS
 from tests.service.stack import draft_service, target_service
 
 # The bits of float32 products hold on a fixed BLAS path, which MKL reads at its first product.
@@ -33,7 +34,7 @@ class Services(NamedTuple):
     ngram: int
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session", params=["bfloat16", "float32"])
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=FORMATS)
 async def services(request: pytest.FixtureRequest, default_model_dir: Path) -> AsyncIterator[Services]:
     """One target, the same model as a draft of its own, and an n-gram draft; loaded once per number format."""
     model, threads = str(default_model_dir), len(os.sched_getaffinity(0))

@@ -18,6 +18,7 @@ from coordinator.decoder import Decoder
 from outrider.divergence import first_difference, measure
 from outrider.sampling import Rule
 from tests.model.conftest import STREAMS, Services
+from tests.model.formats import SERVED
 from tests.service.stack import Answer, answer, decoder, request
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="session")]
@@ -82,7 +83,7 @@ async def test_greedy_text_is_the_same_with_either_draft(services: Services, cha
             )
 
 
-@pytest.mark.parametrize("services", ["bfloat16"], indirect=True)
+@pytest.mark.parametrize("services", [SERVED], indirect=True)
 async def test_a_draft_that_is_believed_blindly_changes_the_text(
     services: Services, chats: Chats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +96,7 @@ async def test_a_draft_that_is_believed_blindly_changes_the_text(
     assert [one.tokens for one in got] != [one.tokens for one in plain]
 
 
-@pytest.mark.parametrize("services", ["bfloat16"], indirect=True)
+@pytest.mark.parametrize("services", [SERVED], indirect=True)
 async def test_a_seed_names_one_text_at_temperature_1(services: Services, chats: Chats) -> None:
     """Guards the coupled rule: shared noise makes losslessness an equality, above temperature 0 too."""
     some = chats[::3]

@@ -14,6 +14,7 @@ from outrider.engine.batch import Span
 from outrider.engine.causal_lm import PagedCausalLM
 from outrider.engine.invariance import check_invariance
 from outrider.engine.packing import pack_linears
+from tests.model.formats import FORMATS
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
@@ -21,7 +22,7 @@ TOKENS = 300
 SEED = 11
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "float32"])
+@pytest.fixture(scope="module", params=FORMATS)
 def network(request: pytest.FixtureRequest, default_model_dir: Path) -> Iterator[PagedCausalLM]:
     loaded = AutoModelForCausalLM.from_pretrained(default_model_dir, dtype=getattr(torch, request.param))
     pack_linears(loaded)
