@@ -163,8 +163,7 @@ class Link(Generic[Row, Reply]):
             return
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        if self._channel is not None:
-            await self._channel.close()
+        await self._drop_channel()
 
     def restart(self, reason: str) -> None:
         """Ends the present call and connects anew."""
@@ -198,19 +197,22 @@ class Link(Generic[Row, Reply]):
         if self._resolve is not None:
             async with asyncio.timeout(_RESOLVE_TIMEOUT_S):
                 address = await self._resolve(self.address)
-            if address != self._reached and self._channel is not None:
-                await self._channel.close()
-                self._channel = None
+            if address != self._reached:
+                await self._drop_channel()
             self._reached = address
         try:
             if self._channel is not None and self._tls.stamp() != self._stamp:
-                await self._channel.close()
-                self._channel = None
+                await self._drop_channel()
             if self._channel is None:
                 self._channel = self._open(self._reached)
         except (OSError, InvalidArgument) as error:
             raise Unavailable(f"the files of its TLS cannot be used: {error}") from None
         return self._channel
+
+    async def _drop_channel(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
 
     async def refresh(self) -> None:
         """Asks the service again what it is; what cannot be had now stays as it was."""
@@ -224,7 +226,7 @@ class Link(Generic[Row, Reply]):
     async def _run(self) -> None:
         pause_ms = RECONNECT_BACKOFF_INITIAL_MS
         while True:
-            was_up = nonsense = refused = False
+            was_up = nonsense = refused = unreached = False
             try:
                 await self._connect(await self._find())
                 was_up = True
@@ -232,6 +234,9 @@ class Link(Generic[Row, Reply]):
                 reason = "the link ended"
             except grpc.aio.AioRpcError as error:
                 reason = error.details() or error.code().name
+                # gRPC goes on trying the address that a name had, and asks for a name that was gone less and less
+                # often, up to every two minutes: a restarted container would be found late. A new channel asks at once.
+                unreached = not was_up
             except InvalidArgument as error:
                 reason, nonsense = f"a message that makes no sense: {error}", was_up
             except OutriderError as error:
@@ -253,6 +258,8 @@ class Link(Generic[Row, Reply]):
                     self._call.cancel()
                     self._call = None
             self._went_down(f"{self._peer}: {self._restart_reason or reason}", nonsense=nonsense, refused=refused)
+            if unreached:
+                await self._drop_channel()
             pause_ms = RECONNECT_BACKOFF_INITIAL_MS if was_up else min(2 * pause_ms, RECONNECT_BACKOFF_MAX_MS)
             await asyncio.sleep(pause_ms / 1_000)
 

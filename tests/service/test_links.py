@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 
+import grpc
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from draft_service.config import DraftConfig
 from draft_service.service import DraftService
 from outrider.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from outrider.rpc import options
+from outrider.rpc.credentials import TlsFiles, open_channel
 from outrider.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
 from target_service.config import TargetConfig
 from target_service.service import TargetService
@@ -445,3 +447,22 @@ class TestNames:
             assert set(asked) == {"the target"}
         finally:
             await made.close()
+
+    async def test_a_name_is_looked_up_anew_after_each_failed_attempt(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A restarted container has another address, and gRPC's own channel would go on with the old one for long."""
+        places = {"draft": NOWHERE}
+
+        def opened(address: str, tls: TlsFiles, authority: str) -> grpc.aio.Channel:
+            name = address.partition(":")[0]  # as a resolver does it: once, when the channel is made
+            return open_channel(f"127.0.0.1:{places[name]}" if name in places else address, tls, authority)
+
+        monkeypatch.setattr("coordinator.link.open_channel", opened)
+        async with target_service(f"stub:script?{SCRIPT}") as target:
+            made = Decoder(DecoderConfig(target=(f"127.0.0.1:{target}",), draft="draft:1"))
+            await made.start()
+            try:
+                await until(lambda: "connect" in links(made)[1].reason)
+                async with draft_service(f"stub:perfect?{SCRIPT}") as places["draft"]:
+                    await until(lambda: made.state.draft is not None)
+            finally:
+                await made.close()
