@@ -18,7 +18,7 @@ import openai
 import pytest
 
 from outrider.v1 import common_pb2, target_pb2_grpc
-from tests.e2e.processes import WITHIN_S, Part, coordinator, service
+from tests.e2e.processes import WITHIN_S, Part, coordinator, service, wait_for
 
 TEXT = "Hé😀 the end"
 SCRIPT = "tokens=" + ",".join(map(str, TEXT.encode())) + "&eos=257"
@@ -170,9 +170,13 @@ def test_a_client_that_goes_away_frees_the_target(stack: Stack, stream: bool) ->
 
 def test_readiness_and_metrics_are_served(stack: Stack) -> None:
     """Guards probes and scrapes."""
-    ready = httpx.get(stack.coordinator.url + "/ready", trust_env=False).json()
-    assert ready["degraded"] == []
-    assert ready["last_step_age_s"] >= 0
+
+    def ready() -> dict[str, Any]:
+        return httpx.get(stack.coordinator.url + "/ready", trust_env=False).json()  # type: ignore[no-any-return]
+
+    # On a busy machine the draft may have been late a moment ago; it is taken back by itself.
+    wait_for(lambda: ready()["degraded"] == [], stack.coordinator.process, stack.coordinator.log)
+    assert ready()["last_step_age_s"] >= 0
     text = httpx.get(stack.coordinator.url + "/metrics", trust_env=False).text
     assert "outrider:spec_decode_num_accepted_tokens_total" in text
 
