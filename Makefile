@@ -10,6 +10,7 @@ TORCH_INDEX ?=
 TARGET ?= smollm2-135m
 DRAFT ?= ngram
 UP_FLAGS ?=
+MODEL_TESTS ?= tests
 CHAOS_FLAGS ?=
 
 BIN := $(VENV)/bin
@@ -46,8 +47,8 @@ demo:  ## Install, fetch the default model and show speculative decoding at work
 test: $(INSTALLED)  ## The default suite: under five minutes on two cores.
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/service tests/e2e -m "not model and not gpu and not drafts"
 
-test-model: $(INSTALLED)  ## The bars on the default model: under fifteen minutes on two cores.
-	$(BIN)/python -m pytest tests -m "model and not gpu"
+test-model: $(INSTALLED)  ## The bars on the default model: ten minutes on two cores with AVX-512, half an hour without.
+	$(BIN)/python -m pytest $(MODEL_TESTS) -m "model and not gpu and not long"
 
 test-drafts: $(INSTALLED)  ## Exactness over every kind of draft: two minutes on two cores.
 	$(BIN)/python -m pytest tests/unit tests/service -m drafts

@@ -159,6 +159,7 @@ async def test_noise_that_depends_on_the_pass_is_seen(llama: str, monkeypatch: p
         assert different(await texts(made, wanted, 0), await texts(made, wanted, 4))
 
 
+@pytest.mark.long
 @pytest.mark.asyncio(loop_scope="session")
 @pytest.mark.parametrize("services", ["auto"], indirect=True)
 async def test_as_it_is_served_on_the_default_pair(
