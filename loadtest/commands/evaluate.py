@@ -45,7 +45,7 @@ def evaluate_draft(
     """
     needs_extra()
     from loadtest.evaluation import result as results
-    from loadtest.evaluation.measure import DEPTH, Found, Pair, Setting, evaluate
+    from loadtest.evaluation.measure import DEPTH, Found, Pair, Setting, Stopped, evaluate
     from loadtest.evaluation.plot import draw
     from loadtest.evaluation.sample import numbers, spread
     from loadtest.prompts import load
@@ -96,9 +96,12 @@ def evaluate_draft(
             failed = True
             say(f"draft {name} failed: {error}")
             judged = []
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             stopped = True
             say(f"stopped in draft {name}, {len(judged)} of {len(settings)} settings judged; this is what there is")
+            if isinstance(interrupt, Stopped):
+                judged.append(interrupt.found)
+                say(f"{interrupt.found.setting}: measured with {len(interrupt.found.measured[0])} of {prompts} prompts")
         if judged:
             found.append(results.DraftResult(name, tuple(judged)))
         if stopped:

@@ -58,6 +58,14 @@ class Found:
         return sorted({one.task for one in self.learnt})
 
 
+class Stopped(KeyboardInterrupt):
+    """The measurement was interrupted; `found` has what was learnt, and the prompts that every arm had answered."""
+
+    def __init__(self, found: Found) -> None:
+        super().__init__()
+        self.found = found
+
+
 class Pair:
     """A pair that runs and answers nobody else."""
 
@@ -124,6 +132,7 @@ def evaluate(
 
     Raises:
         Unavailable: nothing was drafted, or the answers are too short.
+        Stopped: interrupted once the prediction stood.
     """
     began_s = time.monotonic()
     learnt: list[Reading] = []
@@ -139,8 +148,13 @@ def evaluate(
     left_s = (time.monotonic() - began_s) * len(arms) / len(_LEARNT_WITH)
     say(f"{setting}: learnt from {len(learnt)} answers; measuring gamma {arms[1:]} in about {left_s:.0f} s")
     measured: dict[int, list[Reading]] = {gamma: [] for gamma in arms}
-    for seed, prompt in enumerate(prompts):
-        turn = seed % len(arms)  # every arm comes first in its turn, so that a drift of the machine meets all alike
-        for gamma in arms[turn:] + arms[:turn]:
-            measured[gamma].append(pair.ask(prompt, setting, gamma, seed))
+    try:
+        for seed, prompt in enumerate(prompts):
+            turn = seed % len(arms)  # every arm comes first in its turn, so that a drift of the machine meets all alike
+            for gamma in arms[turn:] + arms[:turn]:
+                measured[gamma].append(pair.ask(prompt, setting, gamma, seed))
+    except KeyboardInterrupt:
+        whole = min(len(own) for own in measured.values())
+        kept = {gamma: own[:whole] for gamma, own in measured.items()} if whole else {0: []}
+        raise Stopped(Found(setting, tuple(learnt), costs, predicted, kept)) from None
     return Found(setting, tuple(learnt), costs, predicted, measured)

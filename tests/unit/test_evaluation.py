@@ -268,6 +268,29 @@ def test_a_draft_that_fails_does_not_lose_the_others(
     assert "no such draft" in said.err
 
 
+def test_stopping_a_measurement_keeps_what_was_learnt() -> None:
+    """Guards a prediction that cost minutes; prompts that not every arm answered are left out of the comparison."""
+    lines = [f'outrider:cost_seconds{{side="target",size="{rows}"}} 0.1' for rows in (1, 2, 4, 8, 16)]
+    lines += [f'outrider:cost_seconds{{side="draft",size="{g}"}} {0.01 * g}' for g in range(1, 9)]
+    series = parse("\n".join([*lines, "outrider:link_seconds 0.001", ""]))
+    asked: list[int] = []
+
+    def ask(_prompt: Prompt, _setting: Setting, gamma: int, seed: int) -> Reading:
+        asked.append(gamma)
+        if len(asked) > 2 * 4 + 7:  # both prompts learnt, one measured with every arm, the other with a few
+            raise KeyboardInterrupt
+        return simulated(0.8, gamma, 64, FLAT, seed)
+
+    pair: Any = SimpleNamespace(ask=ask, series=lambda: series)
+    prompts = [Prompt("a", "t"), Prompt("b", "t")]
+    with pytest.raises(measure.Stopped) as stopped:
+        measure.evaluate(pair, prompts, Setting(0.0, "greedy"), [1, 2, 4], lambda _: None)
+    found = stopped.value.found
+    assert len(found.learnt) == 8
+    assert {len(own) for own in found.measured.values()} == {1}
+    assert improvements(found).keys() >= {1, 2, 4}
+
+
 def test_stopping_says_what_was_judged(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
