@@ -137,7 +137,7 @@ def evaluate(
     began_s = time.monotonic()
     learnt: list[Reading] = []
     for seed, prompt in enumerate(prompts):
-        learnt += [pair.ask(prompt, setting, gamma, seed) for gamma in _LEARNT_WITH]
+        learnt += [pair.ask(prompt, setting, gamma, seed) for gamma in _in_turn(_LEARNT_WITH, seed)]
         say(f"{setting}: prompt {seed + 1} of {len(prompts)} after {time.monotonic() - began_s:.0f} s")
     costs = costs_of(pair.series())
     took_s = round_s(learnt)
@@ -150,11 +150,16 @@ def evaluate(
     measured: dict[int, list[Reading]] = {gamma: [] for gamma in arms}
     try:
         for seed, prompt in enumerate(prompts):
-            turn = seed % len(arms)  # every arm comes first in its turn, so that a drift of the machine meets all alike
-            for gamma in arms[turn:] + arms[:turn]:
+            for gamma in _in_turn(arms, seed):
                 measured[gamma].append(pair.ask(prompt, setting, gamma, seed))
     except KeyboardInterrupt:
         whole = min(len(own) for own in measured.values())
         kept = {gamma: own[:whole] for gamma, own in measured.items()} if whole else {0: []}
         raise Stopped(Found(setting, tuple(learnt), costs, predicted, kept)) from None
     return Found(setting, tuple(learnt), costs, predicted, measured)
+
+
+def _in_turn(gammas: Sequence[int], turn: int) -> list[int]:
+    """Every gamma comes first in its turn, so that a drift of the machine meets all alike."""
+    first = turn % len(gammas)
+    return [*gammas[first:], *gammas[:first]]
