@@ -205,6 +205,8 @@ class Runner(Generic[M, P]):
                 # The cost tables are fitted to this time, so it must be the device's, not that of queueing kernels.
                 torch.cuda.current_stream(logits.device).synchronize()
             forward_ms = (time.monotonic() - started) * 1000
+            # Counted before anybody is answered: who has the answer and asks for the counters finds it in them.
+            self._meter.count(len(step.spans), tokens, forward_ms)
             worker.finish(step, logits, StepTiming(started, forward_ms, len(step.spans), tokens))
         except Exception as error:
             self._meter.count_failure()
@@ -212,8 +214,6 @@ class Runner(Generic[M, P]):
             worker.fail(step, error)
             if isinstance(error, torch.AcceleratorError):
                 raise  # The device's context is lost: every further step would fail.
-        else:
-            self._meter.count(len(step.spans), tokens, forward_ms)
         finally:
             self._meter.end()
 

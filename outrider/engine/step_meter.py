@@ -14,10 +14,10 @@ class RunnerStats(NamedTuple):
     """Counters since the start, and ages in seconds now.
 
     Attributes:
-        steps_total: steps finished.
+        steps_total: steps whose forward pass is done.
         step_failures_total: steps that failed.
-        step_streams_total: spans over all finished steps.
-        step_tokens_total: tokens fed over all finished steps.
+        step_streams_total: spans over all these steps.
+        step_tokens_total: tokens fed over all these steps.
         forward_ms_total: time in forward passes.
         last_step_age_s: since the last step ended; None before the first.
         step_running_s: since the step in progress began; None between steps.
@@ -49,7 +49,7 @@ class StepMeter:
         return self._started
 
     def count(self, streams: int, tokens: int, forward_ms: float) -> None:
-        """The step went well."""
+        """The forward pass of the step is done; answers may follow."""
         self._steps += 1
         self._streams += streams
         self._tokens += tokens

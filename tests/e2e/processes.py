@@ -116,6 +116,15 @@ def answers(url: str, within_s: float = 5.0) -> bool:
         return False
 
 
+def is_whole(url: str) -> bool:
+    """Whether a coordinator misses no part; it is ready before its draft, which it needs for no answer."""
+    try:
+        answer = httpx.get(url + "/ready", timeout=5.0, trust_env=False)
+    except httpx.HTTPError:
+        return False
+    return answer.status_code == 200 and answer.json()["degraded"] == []
+
+
 def wait_gone(processes: list[psutil.Process]) -> list[str]:
     """Command lines of those that are still there at the end."""
     _, alive = psutil.wait_procs(processes, timeout=30.0)

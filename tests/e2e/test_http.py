@@ -18,7 +18,7 @@ import openai
 import pytest
 
 from outrider.v1 import common_pb2, target_pb2_grpc
-from tests.e2e.processes import WITHIN_S, Part, coordinator, service, wait_for
+from tests.e2e.processes import WITHIN_S, Part, coordinator, is_whole, service, wait_for
 
 TEXT = "Hé😀 the end"
 SCRIPT = "tokens=" + ",".join(map(str, TEXT.encode())) + "&eos=257"
@@ -58,6 +58,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         addresses = ["--target", f"127.0.0.1:{target.port}", "--draft", f"127.0.0.1:{draft.port}"]
         options = ["--served-model-name", SERVED, "--num-speculative-tokens", "3"]
         door = parts.enter_context(coordinator(folder / "door", *addresses, *options, path="/ready"))
+        wait_for(lambda: is_whole(door.url), door.process, door.log)
         http = httpx.Client(trust_env=False)
         client = openai.OpenAI(base_url=door.url + "/v1", api_key="none", http_client=http, max_retries=0)
         yield Stack(target, draft, door, client)
