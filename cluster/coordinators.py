@@ -120,8 +120,7 @@ def bind(plan: Plan) -> serve.Application:
             "max_replicas": plan.most_coordinators,
             "target_ongoing_requests": plan.target_ongoing_requests,
         },
-        graceful_shutdown_timeout_s=max(plan.options.drain_timeout_s, plan.options.front.policy.request_timeout_s)
-        + _GOODBYE_S,
+        graceful_shutdown_timeout_s=plan.options.grace_s + _GOODBYE_S,
         health_check_period_s=HEALTH_CHECK_S,
         ray_actor_options=actor_options(plan.coordinator_resources),
         logging_config=quiet,

@@ -27,6 +27,8 @@ logger = logging.getLogger("coordinator")
 _POLL_S = 0.1
 _WATCH_S = 0.5
 _ANSWER_S = 5.0
+_FAREWELL_S = 15.0
+"""For the last frames to slow clients, and the last traces; a coordinator that takes longer is ended by Ray."""
 
 
 def main() -> int:
@@ -48,13 +50,13 @@ def main() -> int:
         announce("load", "starting Ray")
         with local_ray(bare_lines=options.log_format == log_format.JSON), ExitStack() as cleanup:
             inner = _behind_gate(addresses, cleanup) if addresses.tls.certfile else addresses
-            _serve(replace(options, addresses=inner), url(addresses))
+            code = _serve(replace(options, addresses=inner), url(addresses))
     except OutriderError as error:
         logger.error("%s", error)
         return 1
     except KeyboardInterrupt:
         return 130
-    return 0
+    return code
 
 
 def _behind_gate(addresses: Addresses, cleanup: ExitStack) -> Addresses:
@@ -64,7 +66,13 @@ def _behind_gate(addresses: Addresses, cleanup: ExitStack) -> Addresses:
     return inner
 
 
-def _serve(options: Options, at: str) -> None:
+def _serve(options: Options, at: str) -> int:
+    """Returns the exit code: 0 if every answer came to its end, 1 if some were cut short.
+
+    Raises:
+        Unavailable: a process of Ray has ended.
+        KeyboardInterrupt: a second signal came.
+    """
     from coordinator import serve  # imports Ray, whose settings are made by `local_ray`
 
     stop = _StopSignal()
@@ -77,14 +85,23 @@ def _serve(options: Options, at: str) -> None:
             announce("ready", f"{status.model} at {at}, gRPC port {status.grpc_port}")
     if died:
         logger.error("Ray's %s has ended; this coordinator ends with it", died)
-    logger.info("draining for up to %g s", options.drain_timeout_s)
-    serve.answer(handle.drain.remote(options.drain_timeout_s), options.drain_timeout_s + _ANSWER_S)
+    limit_s = options.drain_timeout_s
+    logger.info("draining for up to %g s", limit_s)
+    try:
+        cut = serve.answer(handle.drain.remote(limit_s), limit_s + _FAREWELL_S)
+    except KeyboardInterrupt:
+        logger.warning("second signal: stopping at once")
+        serve.answer(handle.hurry.remote(), _FAREWELL_S)
+        raise
     if died:
         raise Unavailable(f"Ray's {died} has ended; start the coordinator again")
+    if cut:
+        logger.error("%d answers did not end within %g s; their clients got an error", cut, limit_s)
+    return 0 if cut == 0 else 1
 
 
 class _StopSignal:
-    """The first SIGTERM or SIGINT asks to drain, the second one ends the process at once."""
+    """The first SIGTERM or SIGINT asks to drain, every other one is a KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self._asked = threading.Event()

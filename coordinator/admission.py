@@ -12,6 +12,7 @@ from outrider.errors import DeadlineExceeded, Overloaded, Unavailable
 
 _LEAST_RETRY_S = 1.0
 _MOST_RETRY_S = 60.0
+_SHUTTING_DOWN = "the server is shutting down"
 _NEW_SHARE = 0.1
 """Weight of the last place that came free in the mean time between two."""
 
@@ -57,7 +58,7 @@ class Admission:
             Unavailable: the server is draining.
         """
         if self._draining:
-            raise Unavailable("the server is shutting down")
+            raise Unavailable(_SHUTTING_DOWN)
         count, waiting = min(count, self._max_running), self._queue.size_of(client)
         if not self._is_free(count) and waiting + count > self._max_waiting:
             whose = f"of the API key {client!r}" if client else "that"
@@ -91,6 +92,13 @@ class Admission:
             return False
         return True
 
+    def close(self) -> None:
+        """Refuse what waits as well; what runs is for others to end."""
+        self._draining = True
+        while self._queue:
+            self._queue.take().item.set_exception(Unavailable(_SHUTTING_DOWN))
+        self._admit()
+
     async def _enter(self, client: str, count: int, timeout_s: float) -> int:
         """Returns the places that were taken, once they are."""
         self.check(client, count)
@@ -107,12 +115,12 @@ class Admission:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(turn)
         except BaseException as error:
-            if turn.done() and not turn.cancelled():  # its turn came in the same moment
-                self._leave(turn.result())
-            else:
+            if not turn.done():
                 self._queue.remove(entry)
                 turn.cancel()
                 self._admit()
+            elif turn.exception() is None:  # its turn came in the same moment
+                self._leave(turn.result())
             if isinstance(error, TimeoutError):
                 raise DeadlineExceeded(f"waited {timeout_s:g} s for a free place") from None
             raise

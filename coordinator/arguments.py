@@ -67,6 +67,11 @@ class Options:
     otlp_endpoint: str | None = None
     trace_sample_rate: float = 0.0
 
+    @property
+    def grace_s(self) -> float:
+        """Seconds that Serve leaves to a coordinator that is to go: no answer that may still run is cut off by it."""
+        return max(self.drain_timeout_s, self.front.policy.request_timeout_s)
+
 
 def open_to_strangers(options: Options) -> bool:
     """Whether others than this machine reach the doors, and none of them is asked for a key or a certificate."""

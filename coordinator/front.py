@@ -107,6 +107,7 @@ class Front:
         self._obstacle = "no target has been reached yet"
         self._admission: Admission | None = None
         self._draining = False
+        self._hurried = asyncio.Event()
         self._preparing = Admission(_PREPARING_AT_ONCE, _PREPARING_AT_ONCE)
         self._tasks: list[asyncio.Task[None]] = []
         self.metrics.watch(
@@ -154,7 +155,10 @@ class Front:
         ]
 
     async def close(self) -> None:
-        """End everything that is running."""
+        """End everything that runs or waits; its clients are told that the server is shutting down."""
+        self._draining = True
+        if self._admission is not None:
+            self._admission.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -162,11 +166,28 @@ class Front:
         if self._tracer is not None:
             await asyncio.to_thread(self._tracer.close)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests and let the running ones end, for at most `timeout_s` seconds."""
+    async def drain(self, timeout_s: float) -> int:
+        """Refuse new requests and let the others end, for at most `timeout_s` seconds and until `hurry`.
+
+        Returns:
+            Answers that have not ended.
+        """
         self._draining = True
-        if self._admission is not None and not await self._admission.drain(timeout_s):
-            logger.warning("%d answers did not end within %g s", self._admission.running, timeout_s)
+        if self._admission is None:
+            return 0
+        waits = (
+            asyncio.ensure_future(self._admission.drain(timeout_s)),
+            asyncio.ensure_future(self._hurried.wait()),
+        )
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+        return self._admission.running + self._admission.waiting
+
+    def hurry(self) -> None:
+        """Let `drain` wait no longer."""
+        self._hurried.set()
 
     @asynccontextmanager
     async def answer(self, query: Query) -> AsyncIterator[Answer]:

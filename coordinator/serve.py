@@ -44,6 +44,7 @@ HEALTH_CHECK_S = 2.0
 """How often Serve looks whether a coordinator is alive; by default it leaves one that died unnoticed for 10 s."""
 _QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
 _HEALTH_POLL_S = 0.2
+_FAREWELL_S = 1.0
 
 
 class Status(NamedTuple):
@@ -72,6 +73,7 @@ class Coordinator:
         self._front = Front(Decoder(options.decoder), options.front, tracer)
         files = (options.addresses.tls.certfile, options.decoder.tls.certfile, options.decoder.tls.ca_certs)
         self._front.metrics.registry.register(CertificateSeries(files))
+        self._draining: asyncio.Task[int] | None = None
         self._grpc_port = await self._listen(options.addresses)
         await self._front.start()
         self._health = asyncio.create_task(self._report_health())
@@ -85,11 +87,28 @@ class Coordinator:
         reason = self._front.readiness.reason
         return Status(reason, "" if reason else self._front.model.name, self._grpc_port)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Take no new requests, let the others end within `timeout_s` seconds, and close the gRPC door."""
+    async def drain(self, timeout_s: float) -> int:
+        """Take no new requests, let the others end within `timeout_s` seconds, and close the doors.
+
+        Returns:
+            Answers that did not end, whose clients got an error.
+        """
+        self._draining = asyncio.create_task(self._drain(timeout_s), name="drain")
+        return await asyncio.shield(self._draining)
+
+    async def hurry(self) -> None:
+        """Let a drain end at once; returns when it has."""
+        self._front.hurry()
+        if self._draining is not None:
+            await asyncio.wait((self._draining,))
+
+    async def _drain(self, timeout_s: float) -> int:
         self._health.cancel()
-        await self._server.stop(self._front.drain, timeout_s)
-        await self._front.close()
+        await self._server.set_serving(value=False)
+        cut = await self._front.drain(timeout_s)
+        await self._front.close()  # before the doors: whoever still waits is told why there is no more
+        await self._server.stop(grace_s=_FAREWELL_S)
+        return cut
 
     async def _listen(self, addresses: Addresses) -> int:
         """Opens the gRPC door; returns its port.
@@ -124,9 +143,10 @@ class SoleCoordinator(Coordinator):  # type: ignore[misc,valid-type]  # Serve's 
         addresses = options.addresses
         self._http = await HttpDoor.open(app, addresses.http_host or addresses.host, addresses.port)
 
-    async def drain(self, timeout_s: float) -> None:
-        await super().drain(timeout_s)
+    async def _drain(self, timeout_s: float) -> int:
+        cut = await super()._drain(timeout_s)
         await self._http.close()
+        return cut
 
 
 def run(options: Options) -> DeploymentHandle[Any]:
@@ -140,8 +160,7 @@ def run(options: Options) -> DeploymentHandle[Any]:
     deployment = serve.deployment(
         name="coordinator",
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
-        # Serve itself ends a replica only if that no longer answers; then no answer that may still run is cut off.
-        graceful_shutdown_timeout_s=max(options.drain_timeout_s, options.front.policy.request_timeout_s),
+        graceful_shutdown_timeout_s=options.grace_s,
         health_check_period_s=HEALTH_CHECK_S,
         ray_actor_options={"num_cpus": 0},
         logging_config=_QUIET,

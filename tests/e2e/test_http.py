@@ -195,12 +195,28 @@ def test_a_dead_draft_costs_speed_and_nothing_else(stack: Stack) -> None:
 
 def test_a_running_answer_outlives_sigterm(stack: Stack) -> None:
     """Guards answers against a rolling restart: new ones are refused, the running one ends as if nothing was."""
+    tokens = 600
     stream = stack.client.completions.create(
-        model=SERVED, prompt="hi", max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+        model=SERVED,
+        prompt="hi",
+        max_tokens=tokens,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"ignore_eos": True, "skip_special_tokens": False},
     )
     parts = iter(stream)
-    first = next(parts)
+    got = [next(parts)]
     stack.coordinator.process.terminate()
-    reasons = [part.choices[0].finish_reason for part in [first, *parts]]
-    assert reasons[-1] == "length"
+    with httpx.Client(base_url=stack.coordinator.url, trust_env=False, timeout=WITHIN_S) as client:
+        while client.get("/ready").status_code == 200:
+            pass
+        with pytest.raises(openai.InternalServerError, match="the server is shutting down") as refused:
+            stack.client.completions.create(model=SERVED, prompt="hi")
+        assert refused.value.status_code == 503
+        assert client.get("/health").status_code == 200
+    got += parts
+    text = "".join(part.choices[0].text for part in got if part.choices)
+    assert text == TEXT + "<eos>" * (tokens - len(TEXT.encode()))
+    assert [part.choices[0].finish_reason for part in got if part.choices][-1] == "length"
+    assert got[-1].usage is not None and got[-1].usage.completion_tokens == tokens
     assert stack.coordinator.process.wait(WITHIN_S) == 0, Path(stack.coordinator.log).read_text()

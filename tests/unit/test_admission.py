@@ -321,6 +321,40 @@ async def test_a_blocked_event_loop_shows_in_its_metric() -> None:
         await until(lambda: slower_than("0.1") > before)
 
 
+async def test_what_waits_is_told_when_the_server_closes() -> None:
+    """Guards waiting clients against a place in a server that has ended, and against a torn connection."""
+    admission = Admission(1, 4)
+    async with holding(admission, "a", 1), holding(admission, "b", 3) as waiting:
+        assert (admission.running, admission.waiting) == (1, 3)
+        waiting[0].cancel()
+        admission.close()
+        ended = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(error) for error in ended] == [asyncio.CancelledError, Unavailable, Unavailable]
+        assert (admission.running, admission.waiting) == (1, 0)
+        with pytest.raises(Unavailable):
+            admission.check("a", 1)
+    assert await admission.drain(60)
+    assert admission.running == 0
+
+
+async def test_a_drain_can_be_cut_short() -> None:
+    """Guards the second signal: what runs and what waits is counted, and who waits is told."""
+    decoder = ScriptedDecoder()
+    decoder.gate = asyncio.Event()
+    async with door(decoder, max_num_seqs=1) as (front, ask):
+        asked = [ask("a"), ask("b")]
+        await until(lambda: len(decoder.streams) == 1 and front._admission.waiting == 1)
+        draining = asyncio.ensure_future(front.drain(600))
+        await settle()
+        assert not draining.done()
+        front.hurry()
+        assert await draining == 2
+        await front.close()
+        decoder.gate.set()
+        assert sorted(answer.status_code for answer in await asyncio.gather(*asked)) == [200, 503]
+    assert len(decoder.streams) == 1
+
+
 async def test_a_draining_server_refuses_before_it_tokenises() -> None:
     admission = Admission(1, 1)
     await admission.drain(0)

@@ -52,6 +52,12 @@ def test_certificates_or_a_word_let_it_start(certs: Path) -> None:
     assert encrypted.addresses.tls.ca_certs is None
 
 
+@pytest.mark.parametrize("flags", [["--drain-seconds", "900"], ["--request-timeout-s", "900"]])
+def test_serve_waits_for_all_that_may_still_run(flags: list[str]) -> None:
+    """Guards answers against Serve's own limit, which would kill the coordinator beneath them."""
+    assert parse(flags).grace_s == 900
+
+
 def test_an_open_door_on_a_network_is_said(certs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the operator who forgot the keys; on loopback, with keys or client certificates nobody is warned."""
     keys = tmp_path / "keys"

@@ -35,3 +35,7 @@ async def test_no_client_s_request_is_refused(path: str, body: dict[str, Any]) -
         response = await client.post(path, json={**body, "model": "stub:script"})
     assert response.status_code == 200, response.text
     assert IGNORED_HEADER not in response.headers
+    if body.get("stream"):
+        *frames, last = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+        assert last == "[DONE]"
+        assert [frame for frame in frames if "error" in json.loads(frame)] == []
