@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 _HANDSHAKE_TIMEOUT_S = HANDSHAKE_TIMEOUT_MS / 1_000
 _CHUNK = 1 << 16
 _STARTED_WITHIN_S = 10.0
+_FAREWELL_S = 2.0
+"""For last words to slow clients."""
 
 
 class Gate:
@@ -54,8 +56,16 @@ class Gate:
         listening.setblocking(False)
         self._accepting = asyncio.create_task(self._accept(listening))
 
-    async def close(self) -> None:
-        """End all connections."""
+    async def close(self, farewell_s: float = 0.0) -> None:
+        """Take no more connections, and end those there are.
+
+        Args:
+            farewell_s: seconds for what the door behind has said before it closed its end of them.
+        """
+        if self._accepting is not None:
+            self._accepting.cancel()
+        if self._open and farewell_s:
+            await asyncio.wait(self._open, timeout=farewell_s)
         tasks = [*self._open, *([self._accepting] if self._accepting else [])]
         for task in tasks:
             task.cancel()
@@ -111,6 +121,9 @@ class Gate:
             for end in (writer, inner):
                 if end is not None:
                     end.close()
+            with contextlib.suppress(OSError):  # a TimeoutError is one
+                async with asyncio.timeout(_FAREWELL_S):
+                    await writer.wait_closed()
 
     def _choose(self, connection: ssl.SSLObject | ssl.SSLSocket, *_: object) -> None:
         """The certificate as it is now; a half-done exchange of the files keeps the old one."""
@@ -148,7 +161,7 @@ def gate(files: TlsFiles, host: str, port: int, inner: tuple[str, int]) -> Itera
     try:
         yield
     finally:
-        asyncio.run_coroutine_threadsafe(made.close(), loop).result(_STARTED_WITHIN_S)
+        asyncio.run_coroutine_threadsafe(made.close(_FAREWELL_S), loop).result(_STARTED_WITHIN_S)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

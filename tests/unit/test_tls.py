@@ -253,3 +253,35 @@ async def test_the_gate_closes_what_is_beyond_its_limit(certs: Path) -> None:
                 await asyncio.sleep(0.01)
     for writer in keep:
         writer.close()
+
+
+async def test_the_gate_passes_on_last_words(certs: Path) -> None:
+    """Guards the end of an answer that is still on its way to a slow client when a drain has closed the door behind."""
+    right, length, begun = files(certs, "coordinator"), 4 << 20, asyncio.Event()
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        begun.set()
+        writer.write(bytes(length))
+        writer.close()
+
+    door = await asyncio.start_server(speak, "127.0.0.1", 0)
+    gate = Gate(right, ("127.0.0.1", door.sockets[0].getsockname()[1]))
+    listening = socket.create_server(("127.0.0.1", 0))
+    gate.start(listening)
+    context = ssl.create_default_context(cafile=right.ca_certs)
+    context.load_cert_chain(right.certfile or "", right.keyfile)
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # so that the gate cannot be rid of it at once
+    slow.connect(listening.getsockname())
+    async with asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection(
+            sock=slow, ssl=context, server_hostname="127.0.0.1", limit=1 << 10
+        )
+        writer.write(b"hello")
+        await begun.wait()
+        closing = asyncio.create_task(gate.close(20))
+        assert len(await reader.read()) == length
+        writer.close()
+        await closing
+    door.close()
