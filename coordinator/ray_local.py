@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from coordinator import keeper
@@ -40,6 +40,7 @@ _SETTINGS = {
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
 }
 
+_TRIES = 3
 _VITAL = ("gcs_server", "raylet")
 
 
@@ -49,10 +50,37 @@ def local_ray(*, bare_lines: bool = False) -> Iterator[Path]:
 
     Args:
         bare_lines: leaves out the prefix with which Ray marks its workers' lines of output.
+
+    Raises:
+        Unavailable: it did not start, though it was tried several times.
     """
     _isolate()
     if bare_lines:
         os.environ["RAY_DISABLE_WORKER_LOG_PREFIX"] = "1"
+    with ExitStack() as cleanup:
+        yield _started(cleanup)
+
+
+def _started(cleanup: ExitStack) -> Path:
+    """Ray gives its own processes 30 s, which no setting changes; a second try finds them in the page cache."""
+    for tries_left in reversed(range(_TRIES)):
+        with ExitStack() as attempt:
+            directory = attempt.enter_context(_directory())
+            try:
+                _init(directory)
+            except Exception as error:  # a machine too busy, too little shared memory: Ray has no type for it
+                if not tries_left:
+                    raise Unavailable(f"Ray did not start in {_TRIES} tries: {error}") from None
+                logger.warning("Ray did not start, trying again: %s", error)
+            else:
+                cleanup.push(attempt.pop_all())
+                return directory
+    raise AssertionError("unreachable")
+
+
+@contextmanager
+def _directory() -> Iterator[Path]:
+    """For one Ray, whose processes and files are gone afterwards, whatever ended it."""
     # Unix sockets lie below this directory and their paths may have 107 bytes; TMPDIR is often longer than that allows.
     directory = Path(tempfile.mkdtemp(prefix="outrider-", dir="/tmp"))
     watcher = subprocess.Popen(
@@ -60,28 +88,30 @@ def local_ray(*, bare_lines: bool = False) -> Iterator[Path]:
         stdin=subprocess.PIPE,
         start_new_session=True,  # whatever kills the coordinator's process group must not kill this
     )
-    import ray
-
     try:
-        try:
-            ray.init(
-                address="local",
-                _temp_dir=str(directory),
-                _node_ip_address="127.0.0.1",
-                num_cpus=0,
-                num_gpus=0,
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                configure_logging=False,
-            )
-        except Exception as error:  # a machine too busy for its 30 s, too little shared memory: Ray has no type for it
-            raise Unavailable(f"Ray did not start: {error}") from None
         yield directory
     finally:
+        import ray
+
         ray.shutdown()
         assert watcher.stdin is not None
         watcher.stdin.close()
         watcher.wait()
+
+
+def _init(directory: Path) -> None:
+    import ray
+
+    ray.init(
+        address="local",
+        _temp_dir=str(directory),
+        _node_ip_address="127.0.0.1",
+        num_cpus=0,
+        num_gpus=0,
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        configure_logging=False,
+    )
 
 
 def dead_process() -> str:

@@ -23,6 +23,7 @@ from outrider.v1 import common_pb2, target_pb2_grpc
 from target_service.config import TargetConfig
 from target_service.service import TargetService
 from tests.service.harness import ANSWER_WITHIN_S, RawLink, channel_to, verify_link
+from tests.service.stack import LOAD_WITHIN_S
 from tests.unit.target_driver import Draft, Stream, Verdict, close, plain, rows_of, verify
 from tests.unit.tiny import tiny_llama
 
@@ -221,7 +222,7 @@ async def run_process(*arguments: str) -> tuple[int, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "target_service", *arguments, stderr=asyncio.subprocess.PIPE
     )
-    _, stderr = await asyncio.wait_for(process.communicate(), ANSWER_WITHIN_S)
+    _, stderr = await asyncio.wait_for(process.communicate(), LOAD_WITHIN_S)
     assert process.returncode is not None
     return process.returncode, stderr.decode()
 
@@ -255,17 +256,22 @@ async def test_sigterm_drains() -> None:
     )
     assert process.stderr is not None
     port = 0
-    async with asyncio.timeout(ANSWER_WITHIN_S):
-        while line := (await process.stderr.readline()).decode():
-            if "listening on" in line:
-                port = int(line.rsplit(":", 1)[1])
-            if "serving" in line:
-                break
-    async with verify_link(port) as link:
-        await link.send(plain([Stream(1, [70], GREEDY)], 20))
-        await verdicts(link, 1)
-        process.send_signal(signal.SIGTERM)
-        await verdicts(link, 19)
-        await link.send(close(1))
-        assert (await link.ended())[0] is grpc.StatusCode.UNAVAILABLE
-    assert await asyncio.wait_for(process.wait(), ANSWER_WITHIN_S) == 0
+    try:
+        async with asyncio.timeout(LOAD_WITHIN_S):
+            while line := (await process.stderr.readline()).decode():
+                if "listening on" in line:
+                    port = int(line.rsplit(":", 1)[1])
+                if "serving" in line:
+                    break
+        async with verify_link(port) as link:
+            await link.send(plain([Stream(1, [70], GREEDY)], 20))
+            await verdicts(link, 1)
+            process.send_signal(signal.SIGTERM)
+            await verdicts(link, 19)
+            await link.send(close(1))
+            assert (await link.ended())[0] is grpc.StatusCode.UNAVAILABLE
+        assert await asyncio.wait_for(process.wait(), ANSWER_WITHIN_S) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
