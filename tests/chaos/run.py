@@ -200,6 +200,7 @@ def main() -> int:
     times = given.times or (FULL_TIMES if given.full else 1)
     plan = Plan(-(-requests // len(pairs)), -(-times // len(pairs)), chosen(given.kinds), given.seed, given.minutes)
     folder = given.folder or Path(tempfile.mkdtemp(prefix="outrider-chaos-"))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # nothing is left behind either way
     well = asyncio.run(run_all(pairs, plan, folder))
     if well and given.folder is None:
