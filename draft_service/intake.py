@@ -117,7 +117,7 @@ class Intake:
     def fail(self, job: Job, error: str) -> None:
         """Answers a job whose step failed; its KV is not to be trusted."""
         del self.jobs[job.stream_id]
-        self.streams.drop_cache(self.sequence(job))
+        self.streams.kv.drop_cache(self.sequence(job))
         self._post(job, Answer(job.stream_id, job.generation, job.committed, 0, (), Status.INTERNAL, error))
 
     def refuse(self, job: Job, reason: str) -> None:

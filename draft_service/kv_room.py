@@ -42,8 +42,8 @@ class KVRoom:
         self._jobs = jobs
         self._window = window
         # A block that holds a whole stream never has to be followed by another.
-        self._grows = streams.block_size < max_model_len
-        self._most = math.inf if window is None else window + streams.sink_tokens + streams.block_size + piece
+        self._grows = streams.kv.block_size < max_model_len
+        self._most = math.inf if window is None else window + streams.kv.sink_tokens + streams.kv.block_size + piece
         self._last_active: dict[int, float] = {}
         self._robbed: set[int] = set()
         self.evictions = 0
@@ -55,14 +55,14 @@ class KVRoom:
         tokens = min(len(sequence.tokens) + job.wanted, self._most) if self._grows else len(sequence.tokens)
         if self.extend(sequence, int(tokens), now_s, spare=spare):
             return True
-        self._streams.drop_cache(sequence)
+        self._streams.kv.drop_cache(sequence)
         return False
 
     def extend(self, sequence: Sequence, tokens: int, now_s: float, *, spare: int = 0) -> bool:
         """Blocks for a stream's first `tokens` tokens, if need be at the cost of one that has long been idle."""
         while True:
             try:
-                self._streams.reserve(sequence, tokens, spare_blocks=spare)
+                self._streams.kv.reserve(sequence, tokens, spare_blocks=spare)
                 return True
             except OutOfBlocks:
                 if not self._rob(sequence, now_s):
@@ -71,7 +71,7 @@ class KVRoom:
     def slide(self, sequence: Sequence) -> None:
         """Lets go of what lies between the first few positions and the window, once it has been fed."""
         if self._window is not None:
-            self._streams.slide(sequence, self._window)
+            self._streams.kv.slide(sequence, self._window)
 
     def left(self, stream_id: int, now_s: float) -> None:
         """A job of the stream was answered; from now on it is idle."""
@@ -93,7 +93,7 @@ class KVRoom:
         last_active, victim = min(idle, key=lambda entry: entry[0], default=(math.inf, beneficiary))
         if victim is beneficiary or now_s - last_active < _IDLE_S:
             return False
-        self._streams.preempt(victim)
+        self._streams.kv.preempt(victim)
         self._robbed.add(victim.opened.stream_id)
         self.evictions += 1
         return True

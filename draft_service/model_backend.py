@@ -69,8 +69,8 @@ class ModelBackend(EngineBackend[Message]):
             kv_blocks_used=self._blocks.used_blocks,
             kv_blocks_total=self._blocks.num_blocks,
             allow_planted_errors=self._config.allow_planted_errors,
-            prefix_tokens_asked=self._streams.prefix_tokens.asked,
-            prefix_tokens_found=self._streams.prefix_tokens.found,
+            prefix_tokens_asked=self._streams.kv.prefix_tokens.asked,
+            prefix_tokens_found=self._streams.kv.prefix_tokens.found,
         )
         info = model_info(instance_id, serving, self._model.info, self._vocabulary, self._runner.stats())
         info.draft_kind = Kind.STUB if self._stub else Kind.CAUSAL_LM

@@ -104,7 +104,7 @@ class Proposer:
         for job, span in zip(step.payload, step.spans, strict=True):
             sequence = self.intake.sequence(job)
             sequence.fed(span)
-            self._streams.publish(sequence)
+            self._streams.kv.publish(sequence)
             self.room.slide(sequence)
             if span.wanted:
                 rows.append((job, sequence))
@@ -149,7 +149,7 @@ class Proposer:
         """Whether the model can feed the stream: within its context, and no id that it lacks among the new tokens."""
         if len(sequence.tokens) > self._max_model_len:
             if sequence.committed > self._max_model_len:
-                self._streams.drop_cache(sequence)  # for good: a text never gets shorter
+                self._streams.kv.drop_cache(sequence)  # for good: a text never gets shorter
             return False
         return bool(job.slots) or max(sequence.tokens[sequence.cached :], default=0) < self._vocab_rows
 
@@ -171,7 +171,7 @@ class Proposer:
                 break
             sequence = self.intake.sequence(job)
             wanted = min(job.wanted, 1)
-            self._streams.rewind(sequence, min(sequence.cached, len(sequence.tokens) - wanted))
+            self._streams.kv.rewind(sequence, min(sequence.cached, len(sequence.tokens) - wanted))
             if not sequence.blocks:
                 if self._waits_for_prompt(sequence):
                     continue
@@ -186,7 +186,7 @@ class Proposer:
             riding.append(job)
             rows_left -= len(span.tokens)
             prompt_left -= len(span.tokens) if is_prompt else 0
-        return Step(spans, riding, self._streams.take_copies()) if spans else None
+        return Step(spans, riding, self._streams.kv.take_copies()) if spans else None
 
     def _is_prompt(self, job: Job) -> bool:
         return self.intake.sequence(job).pending > _CATCH_UP_ROWS

@@ -64,8 +64,8 @@ class Backend(EngineBackend[Message]):
             kv_blocks_total=self._block_manager.num_blocks,
             allow_planted_errors=self._config.allow_planted_errors,
             preemptions=self._verifier.scheduler.preemptions,
-            prefix_tokens_asked=self._verifier.streams.prefix_tokens.asked,
-            prefix_tokens_found=self._verifier.streams.prefix_tokens.found,
+            prefix_tokens_asked=self._verifier.streams.kv.prefix_tokens.asked,
+            prefix_tokens_found=self._verifier.streams.kv.prefix_tokens.found,
         )
         info = model_info(instance_id, serving, self._model.info, self._vocabulary, self._runner.stats())
         info.hidden_size = self._model.info.hidden_size

@@ -209,7 +209,7 @@ class Intake:
             stream.sequence.cached = min(stream.sequence.cached, kept)
         # A retry feeds again what it wants the logits of.
         fed_from = len(stream.sequence.tokens) - len(row.proposal.x) - 1
-        self._streams.rewind(stream.sequence, min(stream.sequence.cached, fed_from))
+        self._streams.kv.rewind(stream.sequence, min(stream.sequence.cached, fed_from))
         stream.item = Item(
             delivery.link, row.key.generation, row.proposal, run_end, delivery.arrived_s, row.features_from
         )

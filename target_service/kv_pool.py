@@ -34,7 +34,7 @@ class KVPool:
         found = self._streams.adopt(sequence, work.tokens - work.tail - kept_back)
         if self.grow(stream_id, work.tokens, spare_blocks):
             return found
-        self._streams.drop_cache(sequence)
+        self._streams.kv.drop_cache(sequence)
         return None
 
     def grow(self, stream_id: int, tokens: int, spare_blocks: int) -> bool:
@@ -42,11 +42,11 @@ class KVPool:
         missing = self._block_manager.missing(sequence.blocks, tokens)
         if missing and missing + spare_blocks > self._block_manager.free_blocks:
             return False
-        self._streams.reserve(sequence, tokens)
+        self._streams.kv.reserve(sequence, tokens)
         return True
 
     def release(self, stream_id: int) -> None:
         stream = self._known(stream_id)
-        self._streams.preempt(stream.sequence)
+        self._streams.kv.preempt(stream.sequence)
         if stream.prompt is not None and stream.scores_prompt:
             stream.prompt.restart()

@@ -111,7 +111,7 @@ class Verifier:
         self._outbox.flush()
         if formation.pieces:
             spans = [self._span(piece) for piece in formation.pieces]
-            return Step(spans, formation.pieces, self.streams.take_copies())
+            return Step(spans, formation.pieces, self.streams.kv.take_copies())
         if formation.wait_s is not None:
             return Wait(formation.wait_s)
         # Streams end with their lease or deadline even if no message comes.
@@ -129,7 +129,7 @@ class Verifier:
             stream = self._intake[piece.stream_id]
             scored.add(stream, span, last=piece.last)
             stream.sequence.fed(span)
-            self.streams.publish(stream.sequence)
+            self.streams.kv.publish(stream.sequence)
             if stream.ring is not None:
                 fed.append(Fed(stream.ring, span, row))
             row += len(span.tokens)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from tests.unit.tiny import tiny_llama
 
 PROMPTS = [(5, 6, 7, 5, 6, 7, 5, 6), (9,), (20, 21, 22, 23, 20, 21), (3, 3, 3), (50, 60, 50, 60, 50)]
 TOKENS = [5 + i * i % 90 for i in range(200)]
+BLOCK = 16
 SCRIPT = "tokens=" + ",".join(map(str, TOKENS))
 
 
@@ -92,6 +94,25 @@ class TestText:
             runs = [await texts(made, gamma, rule=Rule.COUPLED, seed=17) for gamma in (0, 1, 4, None)]
             assert runs[0] == runs[1] == runs[2] == runs[3]
             assert made.counters.num_accepted_tokens > 0
+
+    @pytest.mark.drafts
+    async def test_rounds_about_a_block_long_say_the_same(self, llama: str) -> None:
+        """Guards the edges of KV blocks: rounds that end before, at and behind one, and reach over two.
+
+        A draft of lower precision is a draft of its own: some of its tokens are wrong.
+        """
+        modes: list[dict[str, Any]] = [{"temperature": 0.0}, {"rule": Rule.COUPLED, "seed": 5}]
+        async with (
+            target_service(llama, dtype="float32", block_size=BLOCK) as target,
+            draft_service(llama, dtype="bfloat16", block_size=BLOCK, max_slots=32) as draft,
+            decoder(target, draft, self_draft=True, max_num_speculative_tokens=20) as made,
+        ):
+            plain = [await texts(made, 0, **fields) for fields in modes]
+            for gamma in (1, 4, BLOCK - 1, BLOCK, BLOCK + 1, 20):
+                drafts = made.counters.gamma[gamma]
+                assert [await texts(made, gamma, **fields) for fields in modes] == plain
+                assert made.counters.gamma[gamma] > drafts
+            assert 0 < made.counters.num_accepted_tokens < made.counters.num_tested_tokens
 
     async def test_sparse_and_dense_forms_say_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The sparse form is an optimisation of the textbook. (A draft that samples rounds its q in the one only.)"""

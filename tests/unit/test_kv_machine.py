@@ -102,7 +102,7 @@ class KVMachine(RuleBasedStateMachine):
         )
         sequence.tokens.extend(x)
         tail, known = len(x) + 1, len(sequence.tokens)
-        self.streams.rewind(sequence, min(sequence.cached, known - tail))
+        self.streams.kv.rewind(sequence, min(sequence.cached, known - tail))
         rows = known - min(sequence.cached, known - tail)
         self.work[stream_id] = (tail, len(truth))
         self.scheduler.submit(stream_id, Work(known, rows, tail, most=MOST + 5), arrived_s=self.now)
@@ -156,7 +156,7 @@ class KVMachine(RuleBasedStateMachine):
                 tail, _ = self.work[piece.stream_id]
                 sequence = self.sequence(piece.stream_id)
                 spans.append(sequence.span(tail, limit=None if piece.last else piece.rows))
-            for source, target, tokens in self.streams.take_copies():
+            for source, target, tokens in self.streams.kv.take_copies():
                 self.kv[target] = [*self.kv[source][:tokens], *([0] * (BLOCK - tokens))]
             for span in spans:
                 sequence = self.sequence(span.stream_id)
@@ -164,7 +164,7 @@ class KVMachine(RuleBasedStateMachine):
                     self.kv[span.blocks[position // BLOCK]][position % BLOCK] = sequence.hash_at(position + 1)
             for span in spans:
                 self.sequence(span.stream_id).fed(span)
-                self.streams.publish(self.sequence(span.stream_id))
+                self.streams.kv.publish(self.sequence(span.stream_id))
             self.scheduler.ran(formation.pieces, 0.01)
             for stream_id, _, last in formation.pieces:
                 if last:
@@ -226,7 +226,7 @@ def test_a_walk_finds_what_it_is_meant_to_find() -> None:
                 machine.step(1)
             copies += len(machine.pool._copies)
             machine.everything_agrees()
-        return machine.scheduler.preemptions, machine.streams.prefix_tokens.found, copies
+        return machine.scheduler.preemptions, machine.streams.kv.prefix_tokens.found, copies
 
     preemptions, found, _ = walk(KVMachine())
     assert preemptions > 5 and found > 100
@@ -234,7 +234,7 @@ def test_a_walk_finds_what_it_is_meant_to_find() -> None:
     class Careless(KVMachine):
         def begin(self, blocks: int, reuse: bool) -> None:
             KVMachine.begin(self, blocks, reuse)
-            self.streams.rewind = self.forget_who_reads  # type: ignore[method-assign]
+            self.streams.kv.rewind = self.forget_who_reads  # type: ignore[method-assign]
 
         def forget_who_reads(self, sequence: Sequence, start: int) -> None:
             sequence.shared = min(sequence.shared, start // BLOCK * BLOCK)

@@ -46,9 +46,9 @@ def fill(streams: Streams, stream_id: int, tokens: list[int], *, salt: int = 0, 
     sequence = streams.open(opened, OWNER)
     streams.sync(stream_id, OWNER, 0, base=0, tokens=tokens, committed=len(tokens), base_hash=prefix_hash([]))
     found = streams.adopt(sequence, len(tokens) - 1)
-    streams.reserve(sequence)
+    streams.kv.reserve(sequence)
     sequence.cached = len(tokens) - 1
-    streams.publish(sequence)
+    streams.kv.publish(sequence)
     streams.check_integrity()
     return sequence, found
 
@@ -112,9 +112,9 @@ def test_drafted_tokens_are_never_found(streams: Streams) -> None:
     """Guards against an index of tokens that nobody committed."""
     sequence, _ = fill(streams, 1, [1, 2, 3, 4, 5])
     sequence.tokens += [6, 7, 8, 9]
-    streams.reserve(sequence)
+    streams.kv.reserve(sequence)
     sequence.cached = 9
-    streams.publish(sequence)
+    streams.kv.publish(sequence)
     assert fill(streams, 2, [1, 2, 3, 4, 5, 6, 7, 8, 9])[1] == 4
 
 
@@ -142,7 +142,7 @@ def test_a_span_into_shared_blocks_is_refused(streams: Streams) -> None:
     sequence, _ = fill(streams, 1, list(range(9)))
     with pytest.raises(ValueError, match="shared up to 8"):
         sequence.span(wanted=3)
-    streams.rewind(sequence, 6)
+    streams.kv.rewind(sequence, 6)
     assert sequence.span(wanted=3).start == 6
 
 
@@ -201,7 +201,7 @@ def test_a_warm_prompts_text_is_a_cold_ones(llama: Any) -> None:
             together = [Stream(first + i, base[:length], SAMPLED, rule=Rule.COUPLED, seed=5) for i in range(2)]
             decode(warm, together, guesses({one.stream_id: cold.text for one in together}, 128, seed=first), 24)
             assert all(one.text[:24] == cold.text[:24] for one in together), f"length {length}"
-        assert warm.verifier.streams.prefix_tokens.found >= 2 * ((length - 1) // 16 * 16)
+        assert warm.verifier.streams.kv.prefix_tokens.found >= 2 * ((length - 1) // 16 * 16)
 
 
 def test_two_turns_of_a_chat_share_the_first(llama: Any) -> None:
@@ -212,7 +212,7 @@ def test_two_turns_of_a_chat_share_the_first(llama: Any) -> None:
     prompt = [*first.tokens[:75], 3, 5, 7]
     second, cold = (Stream(2, prompt, SAMPLED, rule=Rule.COUPLED, seed=9) for _ in range(2))
     decode(warm, [second], nothing, 20)
-    assert warm.verifier.streams.prefix_tokens.found == 64
+    assert warm.verifier.streams.kv.prefix_tokens.found == 64
     decode(target_of(llama), [cold], nothing, 20)
     assert second.text[:20] == cold.text[:20]
 
@@ -260,7 +260,7 @@ def test_another_tenant_finds_nothing(llama: Any) -> None:
     batch = plain([Stream(2, prompt, SAMPLED)], 4)
     target.send(replace(batch, opens=(replace(batch.opens[0], cache_salt=7),)))
     target.settle()
-    assert target.verifier.streams.prefix_tokens.found == 0
+    assert target.verifier.streams.kv.prefix_tokens.found == 0
 
 
 def test_a_warm_prompt_has_the_features_that_a_head_looks_at(llama: Any) -> None:
@@ -273,7 +273,7 @@ def test_a_warm_prompt_has_the_features_that_a_head_looks_at(llama: Any) -> None
         target.send(plain([Stream(stream_id, prompt, SAMPLED)], 1, wish=wish))
         (verdict,) = target.settle()
         blocks.append(verdict.features)
-    assert target.verifier.streams.prefix_tokens.found == 64  # 98 are to be found, 20 of them kept back
+    assert target.verifier.streams.kv.prefix_tokens.found == 64  # 98 are to be found, 20 of them kept back
     assert blocks[1].first == 79 and len(blocks[1].rows) == 20
     assert np.array_equal(blocks[0].rows, blocks[1].rows)
 
@@ -287,4 +287,4 @@ def test_a_warm_draft_proposes_what_a_cold_one_does(llama: Any) -> None:
         for stream_id in (1, 2)
     ]
     assert proposals[0][1] == proposals[1][2] and len(proposals[0][1]) == 4
-    assert bench.streams.prefix_tokens.found == 64
+    assert bench.streams.kv.prefix_tokens.found == 64

@@ -212,7 +212,7 @@ def test_rejected_tokens_give_their_blocks_back(streams: Streams, pool: BlockMan
     streams.open(opened(), OWNER)
     held = sync(streams, [1, 2, 3])
     held.tokens += [0] * 9
-    streams.reserve(held)
+    streams.kv.reserve(held)
     assert pool.used_blocks == 3
     held.cached = 12
     sync(streams, [1, 2, 3, 0, 7], base=3)
@@ -246,7 +246,7 @@ def test_unknown_streams_and_those_of_others_are_answered_alike(streams: Streams
 def test_closing_frees_the_blocks(streams: Streams, pool: BlockManager):
     """Guards against sessions that leak on the ordinary way out."""
     streams.open(opened(), OWNER)
-    streams.reserve(sync(streams, [1, 2, 3]))
+    streams.kv.reserve(sync(streams, [1, 2, 3]))
     streams.close(1, OWNER)
     assert pool.used_blocks == 0 and len(streams) == 0
 
@@ -263,7 +263,7 @@ def test_a_reopened_stream_keeps_its_kv(streams: Streams):
     """Guards against a full prefill after each lost link."""
     streams.open(opened(), OWNER)
     held = sync(streams, [1, 2, 3, 4], generation=5)
-    streams.reserve(held)
+    streams.kv.reserve(held)
     held.cached = 4
     assert streams.open(opened(), OWNER) is held
     assert sync(streams, [1, 2, 3, 4, 5], generation=0).cached == 4
@@ -284,7 +284,7 @@ def test_a_fork_knows_its_parents_prompt(streams: Streams):
 def test_a_lost_link_keeps_its_streams_for_one_lease(streams: Streams, clock: Clock, pool: BlockManager):
     """Guards against KV that outlives its coordinator, and against KV that dies with a short outage."""
     streams.open(opened(), OWNER)
-    streams.reserve(sync(streams, [1, 2, 3]))
+    streams.kv.reserve(sync(streams, [1, 2, 3]))
     streams.detach(OWNER, epoch=1)
     clock.now = 9.9
     assert streams.expire() == []
@@ -332,9 +332,9 @@ def test_dropping_the_cache_keeps_the_stream(streams: Streams, pool: BlockManage
     """Guards against preemption that loses tokens or keeps blocks."""
     streams.open(opened(), OWNER)
     held = sync(streams, [1, 2, 3])
-    streams.reserve(held)
+    streams.kv.reserve(held)
     held.cached = 3
-    streams.drop_cache(held)
+    streams.kv.drop_cache(held)
     assert (pool.used_blocks, held.cached, held.pending) == (0, 0, 3)
     streams.check_integrity()
 
