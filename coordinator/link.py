@@ -17,11 +17,13 @@ import grpc
 
 from coordinator.config import Resolve
 from coordinator.links import LinkKind, Reply, Row
+from coordinator.outbox import Outbox
 from coordinator.parts import PartInfo, check_versions
+from coordinator.service_channel import ServiceChannel
 from coordinator.wire import KINDS, count
 from outrider.certs.names import authority
 from outrider.errors import InvalidArgument, Mismatch, OutriderError, Unavailable
-from outrider.rpc.credentials import PLAIN, Stamp, TlsFiles, open_channel
+from outrider.rpc.credentials import PLAIN, TlsFiles
 from outrider.rpc.errors import from_rpc_error
 from outrider.rpc.hello import Hello, HelloReply
 from outrider.rpc.options import (
@@ -35,10 +37,7 @@ from outrider.seam import U32
 logger = logging.getLogger(__name__)
 
 _GREETING_TIMEOUT_S = 5.0
-_RESOLVE_TIMEOUT_S = 5.0
 _FAREWELL_TIMEOUT_S = 1.0
-_MOST_CLOSED = 65_536
-"""Ids of closed streams kept while a service is away; it drops them by itself when the lease ends."""
 
 
 class Listener(Protocol[Row, Reply]):
@@ -96,65 +95,37 @@ class Link(Generic[Row, Reply]):
         self._peer = f"the {kind.part} service at {address}"
         self._coordinator_id = coordinator_id
         self._listener = listener
-        self._tls = tls
-        self._stamp: Stamp = ()
-        self._resolve = resolve
-        self._reached = address
-        self._channel: grpc.aio.Channel | None = None
+        self._channel = ServiceChannel(address, tls, authority(kind.part), resolve)
         self._call: Any = None
         self._epoch = 0
         self._instance_id = ""
         self._restart_reason = ""
         self._task: asyncio.Task[None] | None = None
-        self._wake = asyncio.Event()
-        self._outbox: dict[int, Row] = {}
-        self._closed: list[int] = []
-        self._in_flight: set[int] = set()
-        self._seats = 0
+        self._outbox = Outbox[Row]()
 
     # ---- rows ----
 
     def post(self, stream_id: int, row: Row) -> None:
         """Sends a row with the next message; replaces an unsent one of the same stream."""
-        self._outbox[stream_id] = row
-        self._wake.set()
+        self._outbox.post(stream_id, row)
 
     def done(self, stream_id: int) -> None:
         """The stream's item was answered; its seat is free."""
-        self._in_flight.discard(stream_id)
-        if self._outbox:
-            self._wake.set()
+        self._outbox.done(stream_id)
 
     def withdraw(self, stream_id: int) -> None:
         """Nobody waits for the stream's item any more; it is not sent if it has not left yet."""
-        self._outbox.pop(stream_id, None)
-        self.done(stream_id)
+        self._outbox.withdraw(stream_id)
 
     def close_stream(self, stream_id: int) -> None:
         """Tells the service that the stream has ended, with the next message or after the next connect."""
-        self.withdraw(stream_id)
-        if len(self._closed) < _MOST_CLOSED:
-            self._closed.append(stream_id)
-            self._wake.set()
-
-    def _collect(self) -> tuple[list[Row], list[int]]:
-        """What leaves now: the rows that have a seat, and all closed ids."""
-        leaving = list(self._outbox)
-        if len(self._in_flight) + len(leaving) > self._seats:
-            free = self._seats - len(self._in_flight)
-            seated = [stream_id for stream_id in leaving if stream_id in self._in_flight]
-            leaving = seated + [stream_id for stream_id in leaving if stream_id not in self._in_flight][: max(free, 0)]
-        self._in_flight.update(leaving)
-        rows = [self._outbox.pop(stream_id) for stream_id in leaving]
-        closed, self._closed = self._closed, []
-        return rows, closed
+        self._outbox.close_stream(stream_id)
 
     # ---- life ----
 
     def start(self) -> None:
         """Starts connecting; needs a running event loop."""
-        if self._resolve is None:
-            self._channel = self._open(self.address)
+        self._channel.start()
         self._task = asyncio.create_task(self._run(), name=f"link to {self._peer}")
 
     async def close(self) -> None:
@@ -163,7 +134,7 @@ class Link(Generic[Row, Reply]):
             return
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        await self._drop_channel()
+        await self._channel.drop()
 
     def restart(self, reason: str) -> None:
         """Ends the present call and connects anew."""
@@ -177,49 +148,19 @@ class Link(Generic[Row, Reply]):
         Raises:
             OutriderError: the service cannot be reached.
         """
-        if self._channel is None:
+        if self._channel.present is None:
             raise Unavailable(f"{self._peer}: the link has not been started")
         try:
-            return await self.kind.tokenizer_files(self._channel)
+            return await self.kind.tokenizer_files(self._channel.present)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error, self._peer) from error
 
-    def _open(self, address: str) -> grpc.aio.Channel:
-        self._stamp = self._tls.stamp()
-        return open_channel(address, self._tls, authority(self.kind.part))
-
-    async def _find(self) -> grpc.aio.Channel:
-        """A channel to where the service is now, with the certificates as they are now.
-
-        Raises:
-            Unavailable: it is nowhere, or has not been found yet.
-        """
-        if self._resolve is not None:
-            async with asyncio.timeout(_RESOLVE_TIMEOUT_S):
-                address = await self._resolve(self.address)
-            if address != self._reached:
-                await self._drop_channel()
-            self._reached = address
-        try:
-            if self._channel is not None and self._tls.stamp() != self._stamp:
-                await self._drop_channel()
-            if self._channel is None:
-                self._channel = self._open(self._reached)
-        except (OSError, InvalidArgument) as error:
-            raise Unavailable(f"the files of its TLS cannot be used: {error}") from None
-        return self._channel
-
-    async def _drop_channel(self) -> None:
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            await channel.close()
-
     async def refresh(self) -> None:
         """Asks the service again what it is; what cannot be had now stays as it was."""
-        if self._channel is None:
+        if self._channel.present is None:
             return
         with contextlib.suppress(grpc.aio.AioRpcError):
-            info = await self.kind.describe(self._channel)
+            info = await self.kind.describe(self._channel.present)
             if self.is_up and self.info is not None and info.instance_id == self.info.instance_id:
                 self.info = info
 
@@ -228,7 +169,7 @@ class Link(Generic[Row, Reply]):
         while True:
             was_up = nonsense = refused = unreached = False
             try:
-                await self._connect(await self._find())
+                await self._connect(await self._channel.find())
                 was_up = True
                 await self._pump()
                 reason = "the link ended"
@@ -259,7 +200,7 @@ class Link(Generic[Row, Reply]):
                     self._call = None
             self._went_down(f"{self._peer}: {self._restart_reason or reason}", nonsense=nonsense, refused=refused)
             if unreached:
-                await self._drop_channel()
+                await self._channel.drop()
             pause_ms = RECONNECT_BACKOFF_INITIAL_MS if was_up else min(2 * pause_ms, RECONNECT_BACKOFF_MAX_MS)
             await asyncio.sleep(pause_ms / 1_000)
 
@@ -281,15 +222,15 @@ class Link(Generic[Row, Reply]):
     def _went_up(self, reply: HelloReply) -> None:
         new_instance = reply.instance_id != self._instance_id
         if new_instance:
-            self._closed.clear()
+            self._outbox.closed.clear()
         self._instance_id = reply.instance_id
         # A plain run that is topped up takes credit twice for a moment; half as many streams as credit is always safe.
-        self._seats = max(1, reply.credit // 2)
+        self._outbox.seats = max(1, reply.credit // 2)
         self.is_up, self.reason, self.changed_s = True, "", time.monotonic()
         self.is_draining = False
         logger.info("%s: link up, epoch %d", self._peer, self._epoch)
         self._listener.up(self, new_instance=new_instance)
-        self._wake.set()
+        self._outbox.ready.set()
 
     def _went_down(self, reason: str, *, nonsense: bool, refused: bool) -> None:
         if reason != self.reason:
@@ -297,7 +238,6 @@ class Link(Generic[Row, Reply]):
             logger.log(logging.WARNING if self.is_up or refused else logging.INFO, "%s", reason)
         was_up, self.is_up, self.reason, self._restart_reason = self.is_up, False, reason, ""
         self._outbox.clear()
-        self._in_flight.clear()
         if was_up:
             self.changed_s = time.monotonic()
             self._listener.down(self, reason, nonsense=nonsense)
@@ -333,12 +273,12 @@ class Link(Generic[Row, Reply]):
         while True:
             try:
                 async with asyncio.timeout(IDLE_BATCH_INTERVAL_S):
-                    await self._wake.wait()
+                    await self._outbox.ready.wait()
             except TimeoutError:
                 await self._call.write(self.kind.request())
                 continue
-            self._wake.clear()
-            rows, closed = self._collect()
+            self._outbox.ready.clear()
+            rows, closed = self._outbox.collect()
             if rows or closed:
                 self.messages_sent += bool(rows)
                 message = self.kind.write(rows, closed)
@@ -347,10 +287,10 @@ class Link(Generic[Row, Reply]):
 
     async def _farewell(self) -> None:
         """Says which streams have ended, so that their KV need not wait for the end of the lease."""
-        if self._closed:
+        if self._outbox.closed:
             try:
                 async with asyncio.timeout(_FAREWELL_TIMEOUT_S):
-                    await self._call.write(self.kind.write([], self._closed))
+                    await self._call.write(self.kind.write([], self._outbox.closed))
                     await self._call.done_writing()
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
                 logger.debug("%s: gone before the farewell", self._peer)

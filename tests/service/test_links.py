@@ -456,7 +456,7 @@ class TestNames:
             name = address.partition(":")[0]  # as a resolver does it: once, when the channel is made
             return open_channel(f"127.0.0.1:{places[name]}" if name in places else address, tls, authority)
 
-        monkeypatch.setattr("coordinator.link.open_channel", opened)
+        monkeypatch.setattr("coordinator.service_channel.open_channel", opened)
         async with target_service(f"stub:script?{SCRIPT}") as target:
             made = Decoder(DecoderConfig(target=(f"127.0.0.1:{target}",), draft="draft:1"))
             await made.start()
