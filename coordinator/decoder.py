@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from coordinator import decoding
+from coordinator import decoding, round_end
 from coordinator.acceptance_watch import AcceptanceWatch
 from coordinator.auto_gamma import Auto
 from coordinator.config import DecoderConfig
@@ -192,7 +192,7 @@ class Decoder:
             if stream.state.generated:
                 self._next_rounds([stream])
                 continue
-            if info is not None and decoding.room(stream.state, info.max_model_len) < 1:
+            if info is not None and round_end.room(stream.state, info.max_model_len) < 1:
                 length = len(stream.state.request.prompt_ids)
                 error = InvalidArgument("prompt", f"has {length} tokens, no room for an answer in {info.max_model_len}")
                 self._fail(stream, error)
@@ -338,7 +338,7 @@ class Decoder:
         assert target is not None and draft is not None
         # A round emits up to gamma + 1 tokens.
         limit = min(
-            decoding.room(stream.state, target.max_model_len) - 1,
+            round_end.room(stream.state, target.max_model_len) - 1,
             self._config.largest_gamma,
             target.max_slots,
             draft.max_slots,
@@ -361,7 +361,7 @@ class Decoder:
         reason = self._draft_limit(stream)[0] if self._drafts_next(stream) else "gamma_0"
         if reason in (None, "no_features"):
             stream.draining = True
-        elif left <= self._credit(reason) // 2 and left < decoding.room(state, info.max_model_len):
+        elif left <= self._credit(reason) // 2 and left < round_end.room(state, info.max_model_len):
             self._target.run(stream, self._credit(reason))
 
     def _on_watch(self) -> None:

@@ -14,11 +14,12 @@ Letters are the paper's (Leviathan et al., arXiv 2211.17192): p target, q draft,
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from coordinator.acceptance import accept
 from coordinator.request import Emission
+from coordinator.round_end import RoundCount, conclude
 from coordinator.rows import Item, ProposeRow, VerifyRow, split_slots
 from coordinator.scores import of_prompt, of_round
 from coordinator.state import (
@@ -27,13 +28,11 @@ from coordinator.state import (
     Proposal,
     Side,
     StreamState,
-    extend_hashes,
     open_for_draft,
     open_for_target,
 )
 from outrider.errors import InvalidArgument, Status
-from outrider.features import FeatureBlock, FeatureRequest
-from outrider.logprobs import LogprobRows
+from outrider.features import FeatureRequest
 from outrider.seam import NO_NOTE, Cut, Note, ProposalBatch, VerdictBatch
 
 logger = logging.getLogger(__name__)
@@ -47,14 +46,6 @@ class ProposalAnswer(NamedTuple):
     message: str
     proposal: Proposal
     note: Note = NO_NOTE
-
-
-class RoundCount(NamedTuple):
-    """A round in numbers, after the cut: slots sent, slots that the rule looked at, slots accepted."""
-
-    drafted: int
-    tested: int
-    accepted: int
 
 
 class VerdictAnswer(NamedTuple):
@@ -77,20 +68,7 @@ class VerdictAnswer(NamedTuple):
     note: Note = NO_NOTE
 
 
-class End(NamedTuple):
-    """Where emitted tokens end: how many are kept, and why no more (None: the answer goes on)."""
-
-    kept: int
-    finish_reason: str | None
-    stop_token: int | None
-
-
 # ---- asking ----
-
-
-def room(state: StreamState, max_model_len: int) -> int:
-    """Tokens that the answer may still get; at least 1 while it has not ended."""
-    return min(state.request.params.max_tokens - state.generated, max_model_len - state.committed)
 
 
 def propose(
@@ -268,72 +246,3 @@ def receive_verdicts(
 
 def _failed(state: StreamState, status: Status, message: str, cached: int) -> VerdictAnswer:
     return VerdictAnswer(state, status, message, None, RoundCount(0, 0, 0), Cut.NONE, cached)
-
-
-def conclude(
-    state: StreamState,
-    k: int,
-    token: int,
-    slots_done: int,
-    cached: int,
-    max_model_len: int,
-    features: FeatureBlock | None = None,
-    scores: LogprobRows | None = None,
-) -> tuple[Emission, RoundCount]:
-    """Ends a round: cut x_1 .. x_k and the token behind them where the answer ends, then count, commit and emit."""
-    proposal, start = state.proposal, state.committed
-    emitted = [*(proposal.draft_ids[:k].tolist() if proposal is not None else ()), token]
-    end = find_end(emitted, state, max_model_len)
-    kept, accepted = emitted[: end.kept], min(k, end.kept)
-
-    drafted, tested = (proposal.slots if proposal is not None else 0), min(k + 1, slots_done)
-    if end.finish_reason is not None:
-        drafted, tested = min(drafted, end.kept), min(tested, end.kept)
-    state.stats.count(drafted, tested, accepted)
-
-    commit(state, kept)
-    # The prefix that each service shares with the committed tokens ends at the last accepted drafted token.
-    state.target.held = min(cached, start + k)
-    if proposal is not None:
-        if state.draft.opened:  # if not, it was started anew meanwhile
-            state.draft.held = max(start, min(proposal.draft_cached, start + k))
-        state.proposal = None
-    state.features.received(features, state.committed)
-    if end.finish_reason is not None:
-        state.phase = Phase.CLOSED
-        state.target.outstanding = None
-    elif state.committed >= state.run_end:
-        state.phase, state.target.outstanding = Phase.OPENED, None
-    else:
-        state.target.outstanding = Outstanding(state.target.generation, state.committed)
-    drafted_flags = (True,) * accepted + (False,) * (end.kept - accepted)
-    logprobs = scores.emitted(slots_done, len(kept), k) if scores is not None else None
-    emission = Emission(tuple(kept), drafted_flags, end.finish_reason, end.stop_token, logprobs)
-    return emission, RoundCount(drafted, tested, accepted)
-
-
-def find_end(emitted: Sequence[int], state: StreamState, max_model_len: int) -> End:
-    """The cut: the earliest token that ends the answer; everything behind it is discarded, everywhere.
-
-    At the same token a stop id (end-of-sequence ids are stop ids) goes before a stop string, that before the token
-    limit, and that before the context.
-    """
-    request = state.request
-    kept, reason, stop_token = len(emitted), None, None
-    if (left := room(state, max_model_len)) <= kept:
-        kept, reason = left, "length"
-    for index, token in enumerate(emitted[:kept]):
-        if token in request.params.stop_token_ids:
-            kept, reason, stop_token = index + 1, "stop", token
-            break
-    if request.cut_text is not None:
-        at = request.cut_text(emitted[:kept])
-        if at is not None and (stop_token is None or at < kept - 1):
-            kept, reason, stop_token = at + 1, "stop", None
-    return End(kept, reason, stop_token)
-
-
-def commit(state: StreamState, tokens: Sequence[int]) -> None:
-    """The only place where committed tokens change: they grow."""
-    state.tokens.extend(tokens)
-    extend_hashes(state.hashes, tokens)

@@ -102,7 +102,7 @@ class Side:
 
 @dataclass(slots=True)
 class StreamState:
-    """Everything the loop knows about one stream. Only `decoding.commit` edits `tokens`.
+    """Everything the loop knows about one stream. Only `round_end.commit` edits `tokens`.
 
     Attributes:
         tokens: prompt and committed answer; the only truth, of which both services are caches.

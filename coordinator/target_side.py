@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from coordinator import decoding
+from coordinator import decoding, round_end
 from coordinator.config import DecoderConfig
 from coordinator.costs import Costs
 from coordinator.counters import Counters
@@ -100,7 +100,7 @@ class TargetSide:
     def run(self, stream: Stream, credit: int, request: FeatureRequest | None = None) -> None:
         """Has up to `credit` tokens drawn plainly, as far as there is room, now or when there is a target."""
         link, info = self._place(stream), self.info
-        room = decoding.room(stream.state, info.max_model_len) if info is not None else credit
+        room = round_end.room(stream.state, info.max_model_len) if info is not None else credit
         row = decoding.run(stream.state, min(credit, room), stream_deadline_ms=stream.left_ms, request=request)
         if stream.trace is not None:
             stream.trace.run()

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import cache
 from typing import Any
 
-from coordinator import decoding
+from coordinator import decoding, round_end
 from coordinator.costs import Costs
 from coordinator.counters import Counters
 from coordinator.decoding import VerdictAnswer
@@ -98,7 +98,7 @@ class PureStream:
         for emission in self._plain(1):
             yield emission
         while not self._ended:
-            room = decoding.room(self._state, self._pair.info.max_model_len)
+            room = round_end.room(self._state, self._pair.info.max_model_len)
             if gamma and room > 1:
                 for emission in self._round(min(gamma, room - 1)):
                     yield emission
