@@ -18,36 +18,25 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
+from loadtest.plot_style import (
+    BLUES,
+    INK,
+    OTHERS,
+    PARTS,
+    PLAIN,
+    STYLE,
+    Report,
+    batch_axis,
+    batches_at,
+    colour,
+    fixed_gammas,
+    label,
+    suffix,
+)
 from loadtest.tables import acceptance_by_gamma, contexts, curve, gammas, round_parts
 from loadtest.tables import tasks as task_rates
 
-Report = Mapping[str, Any]
 Png = bytes
-
-_INK = "#1d2733"
-_PLAIN = "#6b7785"
-_AUTO = "#d9730d"
-_BLUES = ("#9ecae1", "#5aa5d6", "#2b7bba", "#14549c", "#0a3672", "#061f45")
-_OTHERS = ("#3a9d5d", "#8250c4", "#b5404a", "#8a6d1f")
-_PARTS = ("#dbe7f3", "#7fb2de", "#b9d4ee", "#f5dcc0", "#d9730d", "#edb987", "#9aa5b1")
-_STYLE: Any = {
-    "font.size": 10,
-    "axes.edgecolor": "#c4ccd4",
-    "axes.labelcolor": _INK,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6eaee",
-    "text.color": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "legend.frameon": False,
-    "savefig.dpi": 160,
-    "figure.constrained_layout.use": True,
-}
 
 
 def draw(report: Report, arms: Mapping[str, Report]) -> dict[str, Png]:
@@ -62,7 +51,7 @@ def draw(report: Report, arms: Mapping[str, Report]) -> dict[str, Png]:
         "cost": _cost,
     }
     drawn = {}
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         for name, plot in plots.items():
             figure = plot(report, arms) if report["cells"] else None
             if figure is not None:
@@ -71,40 +60,6 @@ def draw(report: Report, arms: Mapping[str, Report]) -> dict[str, Png]:
                 drawn[name] = buffer.getvalue()
                 plt.close(figure)
     return drawn
-
-
-def colour(gamma: int | str, fixed: Sequence[int]) -> str:
-    """Grey for plain decoding, orange for the server's own choice, darker blue for more drafted tokens."""
-    if gamma == "auto":
-        return _AUTO
-    if gamma == 0:
-        return _PLAIN
-    rank = sorted(value for value in fixed if value).index(int(gamma))
-    return _BLUES[min(len(_BLUES) - 1, 1 + rank)]
-
-
-def label(gamma: int | str) -> str:
-    return "plain" if gamma == 0 else "automatic" if gamma == "auto" else f"gamma {gamma}"
-
-
-def _fixed(report: Report) -> list[int]:
-    return [gamma for gamma in gammas(report) if isinstance(gamma, int)]
-
-
-def _batch_axis(axes: Axes, batches: Sequence[int], closest: float = 1.1) -> None:
-    """Powers of two; labels closer than this factor to the one before are left out."""
-    axes.set_xscale("log", base=2)
-    shown: list[int] = []
-    for batch in batches:
-        if not shown or batch >= closest * shown[-1]:
-            shown.append(batch)
-    axes.set_xticks(shown, [str(batch) for batch in shown])
-    axes.minorticks_off()
-    axes.set_xlabel("streams that decode at once")
-
-
-def _batches(report: Report, context: int) -> list[int]:
-    return sorted({cell["batch"] for cell in report["cells"] if cell["context"] == context})
 
 
 def _ratio_map(report: Report, _: Mapping[str, Report]) -> Figure | None:
@@ -116,7 +71,7 @@ def _ratio_map(report: Report, _: Mapping[str, Report]) -> Figure | None:
         len(places), 1, figsize=(8, 0.9 + len(places) * (0.8 + 0.42 * len(shown))), squeeze=False
     )
     for axes, context in zip(grid[:, 0], places, strict=True):
-        batches = _batches(report, context)
+        batches = batches_at(report, context)
         values = np.full((len(shown), len(batches)), np.nan)
         for row, gamma in enumerate(shown):
             for cell in curve(report, context, gamma):
@@ -126,17 +81,13 @@ def _ratio_map(report: Report, _: Mapping[str, Report]) -> Figure | None:
         for (row, column), value in np.ndenumerate(values):
             if not np.isnan(value):
                 strong = abs(float(norm(value)) - 0.5) > 0.3
-                axes.text(column, row, f"{value:.2f}", ha="center", va="center", color="white" if strong else _INK)
+                axes.text(column, row, f"{value:.2f}", ha="center", va="center", color="white" if strong else INK)
         axes.set_xticks(range(len(batches)), [str(batch) for batch in batches])
         axes.set_yticks(range(len(shown)), [label(gamma) for gamma in shown])
         axes.grid(visible=False)
         axes.set_xlabel("streams that decode at once")
-        axes.set_title(f"throughput over plain decoding{_context(context)}")
+        axes.set_title(f"throughput over plain decoding{suffix(context)}")
     return figure
-
-
-def _context(context: int) -> str:
-    return f", context {context}" if context else ""
 
 
 def _ratio(report: Report, _: Mapping[str, Report]) -> Figure | None:
@@ -144,13 +95,13 @@ def _ratio(report: Report, _: Mapping[str, Report]) -> Figure | None:
     shown = [gamma for gamma in gammas(report) if gamma != 0]
     if not shown:
         return None
-    batches = _batches(report, context)
+    batches = batches_at(report, context)
     figure, axes = plt.subplots(figsize=(8, 4.2))
-    axes.axhline(1.0, color=_PLAIN, linewidth=1.2)
+    axes.axhline(1.0, color=PLAIN, linewidth=1.2)
     for gamma in shown:
         cells = curve(report, context, gamma)
         at = [cell["batch"] for cell in cells]
-        tint = colour(gamma, _fixed(report))
+        tint = colour(gamma, fixed_gammas(report))
         axes.plot(at, [cell["ratio_to_plain"] for cell in cells], "o-", color=tint, label=label(gamma), markersize=4)
         axes.fill_between(
             at,
@@ -166,15 +117,15 @@ def _ratio(report: Report, _: Mapping[str, Report]) -> Figure | None:
         axes.plot(
             [max(first - 0.5, 0.75), last + 0.5],
             [strip, strip],
-            color=colour(gamma, _fixed(report)),
+            color=colour(gamma, fixed_gammas(report)),
             linewidth=7,
             solid_capstyle="butt",
         )
         middle = (max(first, 0.9) * last) ** 0.5
         axes.text(middle, strip, str(gamma), ha="center", va="center", color="white", fontsize=8, fontweight="bold")
-    _batch_axis(axes, batches)
+    batch_axis(axes, batches)
     axes.set_ylabel("throughput over plain decoding")
-    axes.set_title(f"Ratio against load, 95 % intervals; the bar at the bottom is the best gamma{_context(context)}")
+    axes.set_title(f"Ratio against load, 95 % intervals; the bar at the bottom is the best gamma{suffix(context)}")
     axes.legend(loc="upper right")
     return figure
 
@@ -183,8 +134,8 @@ def _throughput_latency(report: Report, arms: Mapping[str, Report]) -> Figure | 
     context = contexts(report)[0]
     figure, axes = plt.subplots(figsize=(8, 4.2))
     for gamma in gammas(report):
-        _arm(axes, curve(report, context, gamma), label(gamma), colour(gamma, _fixed(report)))
-    for (name, other), tint in zip(arms.items(), _OTHERS * len(arms), strict=False):
+        _arm(axes, curve(report, context, gamma), label(gamma), colour(gamma, fixed_gammas(report)))
+    for (name, other), tint in zip(arms.items(), OTHERS * len(arms), strict=False):
         place = contexts(other)[0]
         best = "auto" if "auto" in gammas(other) else max(gammas(other), key=lambda g: g if isinstance(g, int) else -1)
         _arm(axes, curve(other, place, best), f"{name}, {label(best)}", tint)
@@ -227,7 +178,12 @@ def _acceptance(report: Report, _: Mapping[str, Report]) -> Figure | None:
     axes = grid[0, 0]
     for gamma, rates in by_gamma.items():
         axes.plot(
-            range(1, len(rates) + 1), rates, "o-", color=colour(gamma, _fixed(report)), label=label(gamma), markersize=4
+            range(1, len(rates) + 1),
+            rates,
+            "o-",
+            color=colour(gamma, fixed_gammas(report)),
+            label=label(gamma),
+            markersize=4,
         )
     axes.set_ylim(0, 1.02)
     axes.set_xticks(range(1, 1 + max(len(rates) for rates in by_gamma.values())))
@@ -238,7 +194,7 @@ def _acceptance(report: Report, _: Mapping[str, Report]) -> Figure | None:
     if len(tasks) > 1:
         axes = grid[0, 1]
         names = sorted(tasks, key=lambda name: tasks[name]["length"])
-        axes.barh(names, [tasks[name]["length"] for name in names], color=_BLUES[2])
+        axes.barh(names, [tasks[name]["length"] for name in names], color=BLUES[2])
         for row, name in enumerate(names):
             axes.text(tasks[name]["length"], row, f" {tasks[name]['length']:.2f}", va="center", fontsize=9)
         axes.set_xlabel("tokens per round")
@@ -253,22 +209,22 @@ def _predicted(report: Report, _: Mapping[str, Report]) -> Figure | None:
     context = contexts(report)[0]
     figure, axes = plt.subplots(figsize=(8, 3.8))
     axes.axhspan(0.95, 1.05, color="#dfe5ea", linewidth=0, label="within 5 %")
-    axes.axhline(1.0, color=_PLAIN, linewidth=1)
-    for gamma in _fixed(report):
+    axes.axhline(1.0, color=PLAIN, linewidth=1)
+    for gamma in fixed_gammas(report):
         own = [cell for cell in curve(report, context, gamma) if cell["measured_to_predicted"]]
         axes.plot(
             [cell["batch"] for cell in own],
             [cell["measured_to_predicted"] for cell in own],
             "o-",
-            color=colour(gamma, _fixed(report)),
+            color=colour(gamma, fixed_gammas(report)),
             label=label(gamma),
             markersize=4,
         )
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, 0.9), max(high, 1.1))
-    _batch_axis(axes, _batches(report, context))
+    batch_axis(axes, batches_at(report, context))
     axes.set_ylabel("measured over predicted")
-    axes.set_title(f"Measured over predicted: what is missing is time that no step explains{_context(context)}")
+    axes.set_title(f"Measured over predicted: what is missing is time that no step explains{suffix(context)}")
     axes.legend(loc="upper right")
     return figure
 
@@ -280,7 +236,7 @@ def _round_time(report: Report, _: Mapping[str, Report]) -> Figure | None:
     names = list(rows[0][1])
     figure, axes = plt.subplots(figsize=(8, 1.2 + 0.24 * len(rows)))
     left = np.zeros(len(rows))
-    for name, tint in zip(names, _PARTS, strict=True):
+    for name, tint in zip(names, PARTS, strict=True):
         widths = np.array([parts[name] for _, parts in rows])
         axes.barh([row for row, _ in rows], widths, left=left, color=tint, label=name, height=0.72)
         left += widths
@@ -313,10 +269,10 @@ def _cost(report: Report, _: Mapping[str, Report]) -> Figure | None:
                 [value(cell) for cell in cells],
                 "o-",
                 markersize=4,
-                color=colour(gamma, _fixed(report)),
+                color=colour(gamma, fixed_gammas(report)),
                 label=label(gamma),
             )
-        _batch_axis(axes, _batches(report, context), 1.3)
+        batch_axis(axes, batches_at(report, context), 1.3)
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
