@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from coordinator import decoding, round_end
+from coordinator import round_end
 from coordinator.acceptance_watch import AcceptanceWatch
 from coordinator.auto_gamma import Auto
 from coordinator.config import DecoderConfig

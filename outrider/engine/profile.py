@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,18 +26,15 @@ from outrider.engine.edits import RowContext
 from outrider.engine.info import ModelInfo
 from outrider.engine.logits import process
 from outrider.engine.model import Model
+from outrider.engine.profile_shapes import Bounds, Shape, shapes
+from outrider.engine.profile_store import load_profile, profile_key, store_profile
 from outrider.engine.span import Span
 from outrider.errors import OutriderError
 from outrider.sampling import SamplingParams
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
-"""Of the files; grows with every change of what is measured or how."""
 REPEATS = 5
-STREAMS = (1, 2, 4, 8, 16, 32, 64)
-TOKENS = (1, 2, 3, 5, 9)
-CONTEXTS = (128, 1024, 4096)
 LEAST_SHAPES = 6
 """Fewer make no profile, unless there are no more: a machine that is too busy now is not to be judged for good."""
 LONGEST_PASS_S = 0.5
@@ -48,62 +42,6 @@ LONGEST_PASS_S = 0.5
 _PLAIN = SamplingParams(temperature=1.0)
 TURN_S = 0.2
 """Seconds until a device that another service is measuring on is asked for again."""
-
-
-class Shape(NamedTuple):
-    """B streams of n tokens each behind L cached ones each."""
-
-    streams: int
-    tokens: int
-    context: int
-
-
-class Bounds(NamedTuple):
-    """What may be measured: of the service's configuration."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_slots: int
-
-
-def profile_key(info: ModelInfo, threads: int) -> str:
-    """Names all that a profile depends on: weights, number format, device, torch, attention path, threads."""
-    parts = (
-        FORMAT,
-        info.weight_hash,
-        info.dtype,
-        info.device,
-        info.device_name,
-        torch.__version__,
-        info.attention_backend,
-        info.block_size,
-        threads,
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-    )
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-
-
-def load_profile(folder: Path, key: str) -> CostProfile | None:
-    """The profile kept under a key, or None; an unreadable file counts as none."""
-    try:
-        return CostProfile.from_json(json.loads((folder / f"{key}.json").read_text("utf-8")), source="cache")
-    except FileNotFoundError:
-        return None
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        log.warning("the cost profile %s cannot be read and is measured anew: %s", key, error)
-        return None
-
-
-def store_profile(folder: Path, key: str, profile: CostProfile) -> None:
-    """Keeps a profile; a folder that cannot be written costs the next start its measurement, nothing else."""
-    path = folder / f"{key}.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_suffix(f".{os.getpid()}.tmp")
-        scratch.write_text(json.dumps(profile.to_json()), "utf-8")
-        scratch.replace(path)
-    except OSError as error:
-        log.warning("the cost profile cannot be kept: %s", error)
 
 
 class Profiler:
@@ -286,23 +224,6 @@ class Profiler:
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-
-
-def shapes(bounds: Bounds, info: ModelInfo, num_blocks: int) -> list[Shape]:
-    """What to measure, the most telling first: every batch at the shortest context, then few at longer ones."""
-    pool = num_blocks * info.block_size
-    found = []
-    for context in CONTEXTS:
-        streams = STREAMS if context == CONTEXTS[0] else STREAMS[::2]
-        tokens = TOKENS if context == CONTEXTS[0] else TOKENS[::3]
-        for n in tokens:
-            for b in streams:
-                fits = b <= bounds.max_num_seqs and b * n <= bounds.max_num_batched_tokens
-                room = context + n <= info.max_positions and 2 * b * (context + n + info.block_size) <= pool
-                if fits and room and n <= bounds.max_slots + 1:
-                    found.append(Shape(b, n, context))
-    # A small model may have no room for the contexts above; one token behind one is always possible.
-    return found or [Shape(1, 1, 1)]
 
 
 def _device(info: ModelInfo) -> str:

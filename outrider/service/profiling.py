@@ -6,7 +6,8 @@ import torch
 
 from outrider.engine.block_manager import BlockManager
 from outrider.engine.model import Model
-from outrider.engine.profile import Bounds, Profiler
+from outrider.engine.profile import Profiler
+from outrider.engine.profile_shapes import Bounds
 from outrider.fetch.cache import cache_root
 from outrider.service.config import ServiceConfig
 

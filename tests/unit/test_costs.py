@@ -22,7 +22,9 @@ from outrider.costs import CostProfile, Curve, StepCost, fit_steps, isotonic
 from outrider.engine import profile as profiling
 from outrider.engine.block_manager import BlockManager
 from outrider.engine.info import ModelInfo
-from outrider.engine.profile import Bounds, Profiler, load_profile, profile_key, shapes, store_profile
+from outrider.engine.profile import Profiler
+from outrider.engine.profile_shapes import Bounds, shapes
+from outrider.engine.profile_store import load_profile, profile_key, store_profile
 from outrider.engine.stub import parse
 from outrider.engine.stub_model import StubModel, load_stub
 from outrider.rpc.cost_codec import costs_from_pb, costs_to_pb
