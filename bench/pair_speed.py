@@ -19,7 +19,8 @@ from pathlib import Path
 
 from outrider.client import Answer, Client, request
 from outrider.fetch.reporter import LogReporter
-from outrider.local.stack import StackOptions, make_plan, private
+from outrider.local.options import StackOptions
+from outrider.local.stack import make_plan, private
 from tests.model.prompts import BUILT_IN
 
 CHAT = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")

@@ -30,7 +30,8 @@ from loadtest.prompts import load
 from outrider.client import Answer, Client, request
 from outrider.errors import OutriderError
 from outrider.fetch.reporter import LogReporter
-from outrider.local.stack import StackOptions, make_plan, private
+from outrider.local.options import StackOptions
+from outrider.local.stack import make_plan, private
 from outrider.v1 import common_pb2, draft_pb2_grpc, target_pb2_grpc
 
 GROWTH_BAR = 0.02

@@ -18,7 +18,8 @@ import psutil
 
 from outrider.client import Answer, Client, request
 from outrider.fetch.reporter import LogReporter
-from outrider.local.stack import StackOptions, make_plan, private
+from outrider.local.options import StackOptions
+from outrider.local.stack import make_plan, private
 
 _STREAMS = 8
 _TOKENS = 64

@@ -21,7 +21,8 @@ from pathlib import Path
 import httpx
 
 from outrider.console import Downloads, say
-from outrider.local.stack import StackOptions, make_plan, private
+from outrider.local.options import StackOptions
+from outrider.local.stack import make_plan, private
 from outrider.planted import PLANTS
 from outrider.verify import check, stub_pair
 from outrider.verify.door import Door

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from outrider.console import Downloads
 from outrider.errors import InvalidArgument
-from outrider.local.stack import StackOptions, make_plan, private
+from outrider.local.options import StackOptions
+from outrider.local.stack import make_plan, private
 from outrider.models import LOOKUP_DRAFTS
 
 

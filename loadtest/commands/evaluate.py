@@ -53,7 +53,7 @@ def evaluate_draft(
     from outrider.client import Client
     from outrider.console import err
     from outrider.console import out as console
-    from outrider.local.stack import StackOptions
+    from outrider.local.options import StackOptions
 
     if prompts < 1:
         raise InvalidArgument("prompts", f"must be at least 1, got {prompts}")

@@ -76,7 +76,7 @@ def bench_sweep(
     from loadtest.stacks import Services, own_services, parse_cpus
     from loadtest.sweep import SweepOptions, sweep
     from outrider.console import say
-    from outrider.local.stack import StackOptions
+    from outrider.local.options import StackOptions
     from outrider.planning.prices import parse_prices
 
     if target is not None and url is not None:

@@ -14,7 +14,8 @@ from outrider.commands.options import Draft, Target
 from outrider.commands.termination import TerminationInterrupts
 from outrider.console import Downloads, Steps, out, say, show_comparison, show_pieces, show_plan
 from outrider.local import devices, suggest
-from outrider.local.stack import StackOptions, make_plan, private
+from outrider.local.options import StackOptions
+from outrider.local.stack import make_plan, private
 
 _GRACE_S = 10.0
 

@@ -14,7 +14,8 @@ from outrider.configuration import stack as stack_config
 from outrider.configuration.document import read as read_document
 from outrider.configuration.settings import complain
 from outrider.console import Downloads, announce, out, say, show_plan
-from outrider.local.stack import HTTP_PORT, Stack, StackOptions, make_plan, running
+from outrider.local.options import HTTP_PORT, StackOptions
+from outrider.local.stack import Stack, make_plan, running
 from outrider.rpc.credentials import TlsFiles
 from outrider.rpc.options import COORDINATOR_PORT, DRAFT_PORT, TARGET_PORT
 

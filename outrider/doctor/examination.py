@@ -12,7 +12,8 @@ from outrider.doctor import machine, pair, versions
 from outrider.doctor.finding import Finding
 from outrider.fetch.cache import cache_root, existing_parent, free_bytes
 from outrider.local import devices
-from outrider.local.stack import StackOptions, make_plan
+from outrider.local.options import StackOptions
+from outrider.local.stack import make_plan
 from outrider.local.state import read, state_file
 
 

@@ -17,7 +17,8 @@ from rich.text import Text
 from outrider.api_key import VARIABLE, headers
 from outrider.console import Downloads, err, out
 from outrider.errors import InvalidArgument, OutriderError
-from outrider.local.stack import StackOptions, make_plan, private
+from outrider.local.options import StackOptions
+from outrider.local.stack import make_plan, private
 from outrider.planted import PLANTS
 from outrider.verify import check, stub_pair
 from outrider.verify.door import Door

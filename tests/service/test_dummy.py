@@ -16,7 +16,8 @@ from outrider.engine.config import EngineConfig
 from outrider.engine.model import load_model
 from outrider.engine.span import Span
 from outrider.errors import InvalidArgument, ModelUnavailable
-from outrider.local.stack import StackOptions, make_plan
+from outrider.local.options import StackOptions
+from outrider.local.stack import make_plan
 from tests.service.stack import answer, decoder, draft_service, request, target_service
 
 

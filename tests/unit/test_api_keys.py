@@ -20,8 +20,8 @@ from coordinator.prepare import cache_salt
 from coordinator.servicer import CoordinatorServicer
 from outrider.api_key import VARIABLE
 from outrider.errors import InvalidArgument, Status, Unauthenticated
-from outrider.local import layout, stack
-from outrider.local.stack import StackOptions
+from outrider.local import layout, parts
+from outrider.local.options import StackOptions
 from outrider.models import ResolvedModel
 from outrider.v1 import coordinator_pb2
 from tests.scripted_decoder import MODEL, ScriptedDecoder, running_front
@@ -168,7 +168,7 @@ def test_up_gives_the_file_to_the_coordinator_and_the_variable_to_no_service(fil
         layout.Seat(role, f"stub:{role}", None, None, footprint, None, shared=False) for role in ("target", "draft")
     )
     models = [ResolvedModel(seat.model, seat.model, "", "", "stub") for seat in seats]
-    target, draft, coordinator = stack._specs(options, seats, models, stack._Ports(1, 2, 3, 4))
+    target, draft, coordinator = parts.specs(options, seats, models, parts.Ports(1, 2, 3, 4))
     assert target.environment[VARIABLE] == draft.environment[VARIABLE] == ""
     assert VARIABLE not in coordinator.environment  # it inherits the launcher's
     arguments = coordinator.arguments

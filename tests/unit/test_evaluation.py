@@ -31,7 +31,7 @@ from loadtest.series import parse
 from outrider.costs import Curve
 from outrider.economics import improvement
 from outrider.errors import InvalidArgument, Unavailable
-from outrider.local.stack import StackOptions
+from outrider.local.options import StackOptions
 
 FLAT = Costs(Curve(np.array([1.0, 16.0]), np.array([0.1, 0.1])), tuple(0.01 * g for g in range(1, DEPTH + 1)), 0.0)
 """A pass of 100 ms whatever its rows, a drafted token of 10 ms, no way to go."""
