@@ -12,7 +12,7 @@ from cluster.plan import Plan, ServicePlan
 from cluster.resources import Resources, device
 from cluster.resources import parse as resources
 from coordinator import arguments as coordinator
-from coordinator.arguments import HTTP_PORT
+from coordinator.flags import HTTP_PORT
 from draft_service import config as draft_service
 from outrider import models, mtp
 from outrider.certs.names import Part

@@ -17,7 +17,7 @@ from cluster import keeper
 from cluster.plan import Plan
 from cluster.resources import actor_options
 from cluster.roll import Member
-from coordinator.arguments import Addresses
+from coordinator.options import Addresses
 from coordinator.serve import HEALTH_CHECK_S, Coordinator
 from outrider.errors import Mismatch, OutriderError, Unavailable
 from outrider.rpc.server import PortInUse

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from cluster.names import Finder
 from cluster.resources import Resources
-from coordinator.arguments import Options
+from coordinator.options import Options
 from draft_service.config import DraftConfig
 from outrider.errors import InvalidArgument
 from outrider.rpc.exposure import guard

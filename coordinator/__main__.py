@@ -13,8 +13,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from coordinator.arguments import Addresses, Options, open_to_strangers, parse, url
+from coordinator.arguments import parse
 from coordinator.gate import gate
+from coordinator.options import Addresses, Options, open_to_strangers, url
 from coordinator.ray_local import dead_process, local_ray
 from outrider import api_key, log_format
 from outrider.errors import OutriderError, Unavailable

@@ -20,11 +20,11 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from coordinator.app import build_app
-from coordinator.arguments import Addresses, Options
 from coordinator.confine import confine
 from coordinator.decoder import Decoder
 from coordinator.front import Front
 from coordinator.http_door import HttpDoor
+from coordinator.options import Addresses, Options
 from coordinator.part_series import CertificateSeries
 from coordinator.servicer import CoordinatorServicer
 from outrider import log_format, tracing

@@ -96,6 +96,7 @@ class TestText:
             assert made.counters.num_accepted_tokens > 0
 
     @pytest.mark.drafts
+    @pytest.mark.timeout(600)
     async def test_rounds_about_a_block_long_say_the_same(self, llama: str) -> None:
         """Guards the edges of KV blocks: rounds that end before, at and behind one, and reach over two.
 

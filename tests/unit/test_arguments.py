@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.arguments import open_to_strangers, parse, url
+from coordinator.arguments import parse
+from coordinator.options import open_to_strangers, url
 from draft_service.config import parse as parse_draft
 from outrider.certs.issue import issue
 from outrider.errors import InvalidArgument
