@@ -3,48 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
 import time
 from collections.abc import Callable, Sequence
-
-import numpy as np
 
 from coordinator import decoding
 from coordinator.config import DecoderConfig
 from coordinator.costs import Costs
 from coordinator.counters import Counters
 from coordinator.decoding import ProposalAnswer
+from coordinator.draft_admission import DraftAdmission
 from coordinator.draft_health import DraftHealth
 from coordinator.link import Link
 from coordinator.links import DRAFT
-from coordinator.parts import PartInfo, TargetFiles, check_features, compare_files
+from coordinator.parts import PartInfo, TargetFiles
+from coordinator.patience import OVERDUE_FLOOR_S, Patience
 from coordinator.rows import ProposeRow
 from coordinator.state import Phase
 from coordinator.streams import Registry, Stream
-from outrider.errors import Mismatch, Status, Unavailable
+from outrider.errors import Status
 from outrider.features import FeatureRequest
 from outrider.seam import U32, Cut, ProposalBatch
 
-logger = logging.getLogger(__name__)
-
 CATCH_UP_TOKENS = 32
 """A draft that lacks more than this is brought up to date beside plain decoding, before it is asked."""
-OVERDUE_FACTOR = 3.0
-OVERDUE_FLOOR_S = 0.005
-OVERDUE_STEP_SHARE = 0.5
-"""The draft is given so many times what such a proposal takes, and no less than the floor and this share of a target
-step; a proposal is overdue after as much time again. So a busy machine loses no proposal that is still cheap beside
-the plain step it would be given up for, and a hung draft costs about a step."""
-UNMEASURED_S = 2.0
-"""How long a proposal may take while nothing has been measured."""
-CATCH_UP_LIMIT_S = 2.0
-CATCH_UP_TOKEN_S = 0.005
-"""A catch-up is overdue after the limit and this much per token of all of them, if the draft says nothing meanwhile."""
 HOLD_S = 0.5
 """Seconds for which a stream whose proposal was overdue is decoded plainly."""
-
-_MAX_DEADLINE_MS = 65_535
 
 
 class DraftSide:
@@ -74,15 +57,14 @@ class DraftSide:
         if config.draft is not None:
             wire = counters.wire["draft"]
             self.link = Link(DRAFT, config.draft, coordinator_id, self, config.tls, wire, config.resolve)
-        self._config = config
         self._streams = streams
         self._costs = costs
         self._counters = counters
         self._target = target
         self._proposed = proposed
         self._plain = plain
-        self._admitted: tuple[str, str, U32] | None = None
-        self._refused = ""
+        self._admission = DraftAdmission(config, counters)
+        self._patience = Patience(costs, streams)
         self._heard_s = 0.0
         self._probe: Stream | None = None
 
@@ -125,22 +107,16 @@ class DraftSide:
         if self.link is None or not self.link.is_up or stream.state.draft.outstanding is not None:
             return
         self._post(stream, decoding.catch_up(stream.state, stream_deadline_ms=stream.left_ms))
-        limit_s = self._catch_up_limit_s()
+        limit_s = self._patience.of_catch_up()
         item = [(stream, stream.state.draft.generation)]
         asyncio.get_running_loop().call_later(limit_s, self._check_catch_up, item, limit_s)
 
     def ask(self, streams: Sequence[Stream], gammas: Sequence[int], least_survivals: Sequence[float]) -> None:
         """Asks for proposals; those of one call leave in one message and share one timer."""
-        step_s = float(self._costs.target.predict(len(self._streams)))
-        floor_s = max(OVERDUE_FLOOR_S, OVERDUE_STEP_SHARE * step_s)
-        limit_s = 0.0
+        floor_s, limit_s = self._patience.floor_s, 0.0
         for stream, gamma, least_survival in zip(streams, gammas, least_survivals, strict=True):
-            deadline_ms, patience_s = 0, UNMEASURED_S
-            if usual_s := OVERDUE_FACTOR * self._costs.draft.bound(gamma):
-                enough_s = max(usual_s, floor_s)
-                deadline_ms = min(math.ceil(1_000 * enough_s), _MAX_DEADLINE_MS)
-                patience_s = deadline_ms / 1_000 + enough_s
-            limit_s = max(limit_s, patience_s)
+            deadline_ms, overdue_s = self._patience.of_proposal(gamma, floor_s)
+            limit_s = max(limit_s, overdue_s)
             row = decoding.propose(
                 stream.state,
                 gamma,
@@ -167,7 +143,9 @@ class DraftSide:
         """The target found a fault in a proposal."""
         if cut is Cut.LYING_DRAFT:
             self._counters.draft_failures["lying"] += 1
-            self._take_out("its drawn tokens contradict its declared q; restart it to have it tried again", banned=True)
+            reason = "its drawn tokens contradict its declared q; restart it to have it tried again"
+            self.health.take_out(reason, time.monotonic(), banned=True)
+            self._abandon()
         elif cut is Cut.MALFORMED_Q:
             self._counters.draft_failures["malformed_q"] += 1
             if self.health.strike("it declared a q that is no distribution", time.monotonic()):
@@ -181,40 +159,8 @@ class DraftSide:
     # ---- listening ----
 
     async def admit(self, link: Link[ProposeRow, ProposalBatch], info: PartInfo) -> U32:
-        """Compares vocabularies and fingerprints, once per instance of either side."""
-        target = self._target()
-        if target is None:
-            raise Unavailable("waiting for the target, to compare vocabularies")
-        try:
-            check_features(target.info, info)
-        except Mismatch as error:
-            raise self._refusing(info, error) from error
-        key = (target.info.tokenizer_hash, info.instance_id)
-        if self._admitted is not None and self._admitted[:2] == key:
-            return self._admitted[2]
-        files = await link.tokenizer_files()
-        try:
-            comparison = await asyncio.to_thread(compare_files, target, (files, info))
-            if comparison is not None:
-                comparison.require(allow_mismatch=self._config.allow_vocab_mismatch)
-        except Mismatch as error:
-            raise self._refusing(info, error) from error
-        if comparison is not None and comparison.message:
-            logger.warning("%s", comparison.message)
-        # An MTP layer comes from its target's own files.
-        same = info.features is None and info.weight_hash and info.weight_hash == target.info.weight_hash
-        if same and not self._config.self_draft:
-            logger.warning("draft and target are the same model (%s): decoding cannot become faster", info.model_id)
-        excluded = np.array(comparison.excluded_ids if comparison is not None else (), np.uint32)
-        self._admitted = (*key, excluded)
-        return excluded
-
-    def _refusing(self, info: PartInfo, error: Mismatch) -> Mismatch:
-        """The error that keeps a draft out; counted once per instance, however often it is tried."""
-        if self._refused != info.instance_id:
-            self._refused = info.instance_id
-            self._counters.draft_failures["refused"] += 1
-        return Mismatch(f"refused as a draft: {error}")
+        """As `DraftAdmission.admit`."""
+        return await self._admission.admit(link, info, self._target())
 
     def up(self, link: Link[ProposeRow, ProposalBatch], *, new_instance: bool) -> None:
         if new_instance:
@@ -292,12 +238,6 @@ class DraftSide:
         else:
             self._check_overdue(waited_for, limit_s)
 
-    def _catch_up_limit_s(self) -> float:
-        """What was sent counts, not what is committed by now: plain decoding goes on and would push the limit out."""
-        drafts = [other.state.draft for other in self._streams if _catching_up(other)]
-        sent = sum(draft.outstanding.committed - draft.held for draft in drafts if draft.outstanding)
-        return CATCH_UP_LIMIT_S + CATCH_UP_TOKEN_S * sent
-
     def _check_catch_up(self, item: Sequence[tuple[Stream, int]], limit_s: float) -> None:
         """A prefill may take long; only a draft that says nothing at all meanwhile is taken to hang.
 
@@ -306,7 +246,7 @@ class DraftSide:
         loop = asyncio.get_running_loop()
         if self._heard_s > item[0][0].asked_s:
             loop.call_later(limit_s, self._check_overdue, item, 2 * limit_s)
-        elif (all_s := self._catch_up_limit_s()) > limit_s:
+        elif (all_s := self._patience.of_catch_up()) > limit_s:
             loop.call_later(all_s - limit_s, self._check_catch_up, item, all_s)
         else:
             self._check_overdue(item, limit_s)
@@ -336,10 +276,6 @@ class DraftSide:
             plain += self._give_up(list(self._streams))
         self._plain(plain)
 
-    def _take_out(self, reason: str, *, banned: bool) -> None:
-        self.health.take_out(reason, time.monotonic(), banned=banned)
-        self._abandon()
-
     def _abandon(self) -> None:
         """Waits for the draft no longer, in any stream."""
         if plain := self._give_up(list(self._streams)):
@@ -366,7 +302,3 @@ def _back_to_plain(stream: Stream) -> None:
     decoding.back_to_plain(stream.state)
     if stream.trace is not None:
         stream.trace.gave_up()
-
-
-def _catching_up(stream: Stream) -> bool:
-    return stream.state.draft.outstanding is not None and stream.state.phase is not Phase.DRAFTING

@@ -117,7 +117,7 @@ class TestText:
 
     async def test_sparse_and_dense_forms_say_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The sparse form is an optimisation of the textbook. (A draft that samples rounds its q in the one only.)"""
-        monkeypatch.setattr("coordinator.draft_side.OVERDUE_FLOOR_S", ANSWER_WITHIN_S)
+        monkeypatch.setattr("coordinator.patience.OVERDUE_FLOOR_S", ANSWER_WITHIN_S)
         async with (
             target_service("stub:markov") as target,
             draft_service("stub:perfect", draft_sample_method="greedy") as draft,

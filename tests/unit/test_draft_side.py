@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from coordinator import draft_side
 from coordinator.config import DecoderConfig
 from coordinator.costs import Costs
 from coordinator.counters import Counters
@@ -38,8 +37,8 @@ async def test_prompts_that_arrive_together_are_waited_for_together(monkeypatch:
 
     By itself it would be given a tenth of the time. A draft that stays mute is found out all the same.
     """
-    monkeypatch.setattr(draft_side, "CATCH_UP_LIMIT_S", 0.0)
-    monkeypatch.setattr(draft_side, "CATCH_UP_TOKEN_S", TOKEN_S)
+    monkeypatch.setattr("coordinator.patience.CATCH_UP_LIMIT_S", 0.0)
+    monkeypatch.setattr("coordinator.patience.CATCH_UP_TOKEN_S", TOKEN_S)
     counters, streams = Counters(), Registry()
     config = DecoderConfig(target=("127.0.0.1:1",))
     none: dict[str, Any] = {"target": lambda: None, "proposed": lambda _: None, "plain": lambda _: None}
