@@ -17,18 +17,18 @@ from typing import Any
 
 from coordinator import round_end
 from coordinator.acceptance_watch import AcceptanceWatch
-from coordinator.auto_gamma import Auto
+from coordinator.attachment import attachment
 from coordinator.config import DecoderConfig
 from coordinator.costs import Costs
 from coordinator.counters import Counters
 from coordinator.decoding import ProposalAnswer, VerdictAnswer
 from coordinator.draft_side import HOLD_S, DraftSide
-from coordinator.gamma import BySize, Controller, Fixed
 from coordinator.link import Link
-from coordinator.parts import DecoderState, Degraded, kv_use
+from coordinator.parts import DecoderState
 from coordinator.planted import drop_after_look
 from coordinator.profiles import Profiles
 from coordinator.request import DecodingRequest, Emission, StreamStats
+from coordinator.round_plan import RoundPlan
 from coordinator.state import Phase, new_stream
 from coordinator.streams import Registry, Stream
 from coordinator.target_side import TargetSide
@@ -40,9 +40,6 @@ __all__ = ["Decoder", "DecoderConfig", "DecodingRequest", "Emission", "Stream", 
 logger = logging.getLogger(__name__)
 
 _WATCH_S = 0.25
-_BRIDGE_RUN = 4
-"""Tokens of a plain run that only bridges a wait for the draft, so that drafting begins soon after it is over."""
-_BRIDGING = ("catching_up", "held", "kv")
 
 
 class Decoder:
@@ -84,17 +81,9 @@ class Decoder:
         self.costs = costs
         self._acceptance = AcceptanceWatch(config.acceptance_baseline)
         self._profiles = Profiles(costs, self._target.links, self._draft.link, self._streams)
-        self._controller = self._make_controller(config, costs)
+        self._plan = RoundPlan(config, self._streams, costs, self._target, self._draft)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch: asyncio.TimerHandle | None = None
-
-    def _make_controller(self, config: DecoderConfig, costs: Costs) -> Controller:
-        gamma, ranges = config.num_speculative_tokens, config.num_speculative_tokens_per_batch_size
-        if gamma != "auto":
-            return Fixed(gamma)
-        if ranges:
-            return BySize(ranges, lambda: len(self._streams))
-        return Auto(config.max_num_speculative_tokens, costs)
 
     # ---- life ----
 
@@ -131,27 +120,7 @@ class Decoder:
     @property
     def state(self) -> DecoderState:
         """What the decoder is attached to now."""
-        now_s = time.monotonic()
-        targets, draft, health = self._target.links, self._draft.link, self._draft.health
-        degraded = [Degraded("target", link.reason, now_s - link.changed_s) for link in targets if not link.is_up]
-        if draft is not None and not draft.is_up:
-            degraded.append(Degraded("draft", draft.reason, now_s - draft.changed_s))
-        elif health.out_reason is not None:
-            degraded.append(Degraded("draft", health.out_reason, now_s - health.since_s))
-        degraded += self._acceptance.degraded
-        last_s = self._target.last_verdict_s
-        draft_up = [draft.info] if draft is not None and draft.is_up else []
-        use = {"target": kv_use(link.info for link in targets if link.is_up), "draft": kv_use(draft_up)}
-        return DecoderState(
-            target=next((link.info for link in targets if link.is_up), None),
-            draft=draft.info if draft is not None and draft.is_up else None,
-            targets_up=sum(link.is_up for link in targets),
-            degraded=degraded,
-            last_step_age_s=now_s - last_s if last_s is not None else None,
-            max_num_seqs=sum(link.info.max_num_seqs for link in targets if link.is_up and link.info is not None),
-            acceptance=self._acceptance.view,
-            kv_use={part: share for part, share in use.items() if share is not None},
-        )
+        return attachment(self._target, self._draft, self._acceptance)
 
     # ---- streams ----
 
@@ -197,7 +166,7 @@ class Decoder:
                 error = InvalidArgument("prompt", f"has {length} tokens, no room for an answer in {info.max_model_len}")
                 self._fail(stream, error)
                 continue
-            reason = "off" if self._wanted(stream) == 0 else self._draft.why_not(stream)
+            reason = "off" if self._plan.wanted(stream) == 0 else self._draft.why_not(stream)
             if reason not in (None, "catching_up", "no_features"):
                 self.counters.draft_skipped[reason] += 1
                 self._target.run(stream, self._config.run_credit)
@@ -217,7 +186,7 @@ class Decoder:
             stream.trace.close()
         self._target.close(stream)
         self._draft.close(stream)
-        self._controller.forget(stream.state.stream_id)
+        self._plan.controller.forget(stream.state.stream_id)
         stream.state.phase = Phase.CLOSED
         stream.state.target.outstanding = stream.state.draft.outstanding = None
 
@@ -242,7 +211,7 @@ class Decoder:
             else:
                 self.counters.gamma[0] += 1
             asked = state.asked if tally.drafted else 0
-            self._controller.finished(state.stream_id, asked, tally.drafted, tally.accepted)
+            self._plan.controller.finished(state.stream_id, asked, tally.drafted, tally.accepted)
             if answer.cut is not Cut.NONE:
                 self._draft.fault(answer.cut)
             if emission.finish_reason is not None:
@@ -266,7 +235,7 @@ class Decoder:
                 self._target.verify(stream, proposal, self._draft.request)
             else:
                 self.counters.draft_skipped["empty"] += 1
-                self._controller.finished(state.stream_id, state.asked, 0, 0)
+                self._plan.controller.finished(state.stream_id, state.asked, 0, 0)
                 self._target.run(stream, 1, self._draft.request)
 
     def _next_rounds(self, streams: Sequence[Stream]) -> None:
@@ -274,82 +243,30 @@ class Decoder:
         drafting, limits = [], []
         for stream in streams:
             stream.draining = False
-            reason, limit = self._draft_limit(stream)
+            reason, limit = self._plan.draft_limit(stream)
             if reason is None:
                 drafting.append(stream)
                 limits.append(limit)
                 continue
             self.counters.draft_skipped[reason] += 1
-            if reason == "no_features" and self._drafts_next(stream):
+            if reason == "no_features" and self._plan.drafts_next(stream):
                 self._target.run(stream, 1, self._draft.request)
             else:
-                self._target.run(stream, self._credit(reason))
+                self._target.run(stream, self._plan.credit(reason))
         if not drafting:
             return
-        gammas = self._gammas(drafting, limits)
+        gammas = self._plan.gammas(drafting, limits)
         for stream, gamma in zip(drafting, gammas, strict=True):
             if gamma == 0:
                 self.counters.draft_skipped["gamma_0"] += 1
                 self._target.run(stream, self._config.run_credit)
         asked = [(stream, gamma) for stream, gamma in zip(drafting, gammas, strict=True) if gamma]
         if asked:
-            # A gamma that the request or the server fixed is a number of tokens; the controller's may be cut short.
-            least = self._controller.least_survival
             self._draft.ask(
                 [stream for stream, _ in asked],
                 [gamma for _, gamma in asked],
-                [least if self._wanted(stream) is None else 0.0 for stream, _ in asked],
+                [self._plan.least_survival(stream) for stream, _ in asked],
             )
-
-    def _gammas(self, streams: Sequence[Stream], limits: Sequence[int]) -> list[int]:
-        """What the requests fix, and what the controller chooses for the others."""
-        free = [
-            (index, stream)
-            for index, stream in enumerate(streams)
-            if stream.state.request.num_speculative_tokens is None
-        ]
-        gammas = [min(self._wanted(stream) or 0, limit) for stream, limit in zip(streams, limits, strict=True)]
-        if free:
-            ids = [stream.state.stream_id for _, stream in free]
-            chosen = self._controller.choose(ids, [limits[index] for index, _ in free])
-            for (index, _), gamma in zip(free, chosen, strict=True):
-                gammas[index] = gamma
-        return gammas
-
-    def _wanted(self, stream: Stream) -> int | None:
-        """The gamma that request or server fix; None leaves it to the controller."""
-        asked, server = stream.state.request.num_speculative_tokens, self._config.num_speculative_tokens
-        if asked is not None:
-            return asked
-        return None if server == "auto" else server
-
-    def _drafts_next(self, stream: Stream) -> bool:
-        """Whether a stream that is decoded plainly is to go over to drafting."""
-        return self._wanted(stream) is not None or self._controller.wants(stream.state.stream_id)
-
-    def _draft_limit(self, stream: Stream) -> tuple[str | None, int]:
-        """Why the stream cannot be drafted for now, or None and the largest gamma that there is room for."""
-        if self._wanted(stream) == 0:
-            return "off", 0
-        reason = self._draft.why_not(stream)
-        if reason is not None:
-            return reason, 0
-        target, draft = self._target.info, self._draft.link.info if self._draft.link is not None else None
-        assert target is not None and draft is not None
-        # A round emits up to gamma + 1 tokens.
-        limit = min(
-            round_end.room(stream.state, target.max_model_len) - 1,
-            self._config.largest_gamma,
-            target.max_slots,
-            draft.max_slots,
-        )
-        if draft.max_model_len:
-            limit = min(limit, draft.max_model_len - stream.state.committed)
-        return ("no_room", 0) if limit < 1 else (None, limit)
-
-    def _credit(self, reason: str | None) -> int:
-        """Tokens that a plain run may be ahead."""
-        return min(_BRIDGE_RUN, self._config.run_credit) if reason in _BRIDGING else self._config.run_credit
 
     def _top_up(self, stream: Stream) -> None:
         """Extends a plain run that is half used up, or lets it drain because the stream is to draft again."""
@@ -358,11 +275,11 @@ class Decoder:
         if stream.draining or info is None or left > self._config.run_credit // 2:
             return
         # In this order: asking whether it could be drafted brings the draft's KV up to date, at the cost of a pass.
-        reason = self._draft_limit(stream)[0] if self._drafts_next(stream) else "gamma_0"
+        reason = self._plan.draft_limit(stream)[0] if self._plan.drafts_next(stream) else "gamma_0"
         if reason in (None, "no_features"):
             stream.draining = True
-        elif left <= self._credit(reason) // 2 and left < round_end.room(state, info.max_model_len):
-            self._target.run(stream, self._credit(reason))
+        elif left <= self._plan.credit(reason) // 2 and left < round_end.room(state, info.max_model_len):
+            self._target.run(stream, self._plan.credit(reason))
 
     def _on_watch(self) -> None:
         if self._loop is not None:

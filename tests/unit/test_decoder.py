@@ -178,7 +178,7 @@ class TestTokensOfOneMessage:
         """Two rounds at one place: the target decodes on while the draft is asked, and one of them goes unanswered."""
         made = Sent()
         plan = Plan([0, 1, 0])
-        made.decoder._controller = plan
+        made.decoder._plan.controller = plan
         stream = made.open()
         made.to_target()
         made.caught_up()
