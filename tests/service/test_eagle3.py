@@ -115,7 +115,7 @@ def restart_draft(monkeypatch: pytest.MonkeyPatch, made: Decoder) -> None:
         row = ask(state, *arguments, **fields)
         if dice.random() < 0.2:
             assert made._draft.link is not None
-            made._draft.link._closed.append(state.stream_id)
+            made._draft.link._outbox.closed.append(state.stream_id)
         return row
 
     monkeypatch.setattr(decoding, "propose", forgetful)

@@ -43,7 +43,7 @@ class Sent:
 
     @staticmethod
     def bring_up(link: Link[Any, Any]) -> None:
-        link.is_up, link.info, link._seats = True, INFO, 64
+        link.is_up, link.info, link._outbox.seats = True, INFO, 64
 
     def open(self, *, prompt: int = 1, max_tokens: int = 100) -> Stream:
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
@@ -51,7 +51,7 @@ class Sent:
 
     def rows(self, link: Link[Any, Any]) -> list[Any]:
         """What leaves now."""
-        return link._collect()[0]
+        return link._outbox.collect()[0]
 
     def to_draft(self) -> list[ProposeRow]:
         return self.rows(self.draft)
