@@ -8,7 +8,8 @@ up in the middle. Every `--every` seconds the resident memory of each kind of pr
 
 Printed: the curve; per kind of process the slope of a straight line through the second half, in MB per hour, and the
 growth over that half; open streams and used KV blocks of both services before and after. A table of all samples goes to
-`--out`. Bars: used blocks and open streams are what they were; no kind grew by more than 2 % over the second half.
+`--out`. Bars: used blocks and open streams are what they were; no kind grew by more than 2 % over the second half. The
+exit status is 1 if one is missed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import csv
 import json
 import random
+import sys
 import threading
 import time
 from collections import Counter
@@ -41,7 +43,7 @@ PARTS = ("target_service", "draft_service", "coordinator", "ServeReplica", "rayl
 STUBS = {"target": target_pb2_grpc.TargetServiceStub, "draft": draft_pb2_grpc.DraftServiceStub}
 
 
-def main() -> None:
+def main() -> int:
     arguments = _arguments()
     options = StackOptions(target=arguments.target, draft=arguments.draft, profile_seconds=0)
     with private(options, make_plan(options), LogReporter(), print) as stack:
@@ -60,6 +62,7 @@ def main() -> None:
     print(f"memory {'flat' if flat else 'grows'}; blocks {'as before' if kept else 'lost'}")
     figures = {"minutes": arguments.minutes, "streams": arguments.streams, "growth": grown, **asked}
     print(json.dumps({"bench": "soak", **figures, "blocks_kept": kept, "flat": flat}))
+    return 0 if flat and kept else 1
 
 
 def _soak(address: str, arguments: argparse.Namespace) -> tuple[list[tuple[float, Counter[str]]], Counter[str]]:
@@ -172,4 +175,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
