@@ -50,7 +50,7 @@ test: $(INSTALLED)  ## The default suite: four minutes on two fast cores, eight 
 test-model: $(INSTALLED)  ## The bars on the default model: ten minutes on two cores with AVX-512, half an hour without.
 	$(BIN)/python -m pytest $(MODEL_TESTS) -m "model and not gpu and not long"
 
-test-drafts: $(INSTALLED)  ## Exactness over every kind of draft: two minutes on two cores.
+test-drafts: $(INSTALLED)  ## Exactness over every kind of draft, random requests among them: a few minutes on two cores.
 	$(BIN)/python -m pytest tests/unit tests/service -m drafts
 
 test-cluster: $(INSTALLED)  ## Deployment on a Ray cluster of several nodes on this machine: about five minutes.
