@@ -31,6 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--coupled-requests", type=int, default=48, help="seeded requests of the coupled rule's test; 200 in full"
     )
+    parser.addoption(
+        "--coupled-minutes", type=float, default=15.0, help="after which no more of them begin on the default model"
+    )
 
     chaos = parser.getgroup("chaos", "tests/chaos, run by `make chaos`")
     chaos.addoption("--chaos-requests", type=int, default=50, help="requests at least; 500 in the full form")
