@@ -77,7 +77,8 @@ def main() -> None:
         plain = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, arguments.dtype)).eval()
         prompt: list[int] = AutoTokenizer.from_pretrained(folder)(PROMPT)["input_ids"]
         ids = torch.tensor([prompt])
-        options = {"do_sample": False, "min_new_tokens": tokens, "max_new_tokens": tokens, "pad_token_id": 0}
+        # No end-of-sequence id: an id that only one of the two may choose would part the texts.
+        options = {"do_sample": False, "max_new_tokens": tokens, "pad_token_id": 0, "eos_token_id": None}
 
         def by_transformers() -> list[int]:
             return list(plain.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(prompt) :].tolist())
