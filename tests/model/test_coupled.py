@@ -52,11 +52,16 @@ Texts = list[list[int]]
 
 
 class Checked(NamedTuple):
-    """Plain texts, and what drafts did beside them."""
+    """Plain texts, and what drafts did beside them.
+
+    Attributes:
+        least_drafts: rounds with a proposal under gamma 1 or 4, whichever had fewer.
+    """
 
     plain: Texts
     accepted: int
     tested: int
+    least_drafts: int
 
 
 @pytest.fixture
@@ -110,12 +115,15 @@ async def check_all(target: int, draft: int, wanted: Sequence[DecodingRequest], 
         plain = await texts(made, wanted, 0)
         assert made.counters.num_drafts == 0
         assert len({tuple(text) for text in plain}) > len(wanted) / 2
+        drafts = []
         for gamma in (1, 4, None):
+            before = made.counters.num_drafts
             assert different(plain, await texts(made, wanted, gamma)) == []
+            drafts.append(made.counters.num_drafts - before)
         assert different(plain[::alone], await texts(made, wanted[::alone], 4, beside=1)) == []
         counters = made.counters
         print(f"coupled: {counters.num_accepted_tokens} of {counters.num_tested_tokens} tested slots accepted")
-    return Checked(plain, counters.num_accepted_tokens, counters.num_tested_tokens)
+    return Checked(plain, counters.num_accepted_tokens, counters.num_tested_tokens, min(drafts[:2]))
 
 
 async def while_the_draft_dies(target: int, model: str, folder: Path, wanted: Sequence[DecodingRequest]) -> Texts:
@@ -151,8 +159,8 @@ async def test_in_float64_on_a_tiny_model(llama: str, tmp_path: Path, count: int
     async with target_service(llama, dtype="float64") as target:
         # A draft of lower precision is a draft of its own: some of its tokens are wrong.
         async with draft_service(llama, dtype="bfloat16") as draft:
-            plain, accepted, tested = await check_all(target, draft, wanted)
-        assert 0 < accepted < tested
+            plain, accepted, tested, least_drafts = await check_all(target, draft, wanted)
+        assert 0 < accepted < tested and least_drafts > 0
         assert different(plain, await while_the_draft_dies(target, llama, tmp_path, wanted)) == []
 
 
@@ -194,14 +202,21 @@ async def test_as_it_is_served_on_the_default_pair(
     wanted = seeded(count, [chat[:SHORTER] for chat in chats], FEWER_TOKENS)
     engine: dict[str, Any] = {"dtype": "auto", "threads": len(os.sched_getaffinity(0)), "kv_cache_tokens": KV_TOKENS}
     async with target_service(str(default_model_dir), **engine) as target, draft_service("ngram") as draft:
-        done, accepted, tested, end_s = 0, 0, 0, time.monotonic() + 60 * pytestconfig.getoption("--coupled-minutes")
+        done, accepted, tested, drafts, end_s = (
+            0,
+            0,
+            0,
+            0,
+            time.monotonic() + 60 * pytestconfig.getoption("--coupled-minutes"),
+        )
         for start in range(0, count, WAVE):
             wave = wanted[start : start + WAVE]
             checked = await check_all(target, draft, wave, ALONE)
             dying = await while_the_draft_dies(target, "ngram", tmp_path / str(start), wave)
             assert different(checked.plain, dying) == []
             done, accepted, tested = done + len(wave), accepted + checked.accepted, tested + checked.tested
+            drafts += checked.least_drafts
             if time.monotonic() > end_s:
                 break
-    assert 0 < accepted < tested
+    assert 0 < accepted < tested and drafts > 0
     print(f"coupled: {done} of {count} requests, all texts equal, {accepted} of {tested} tested slots accepted")

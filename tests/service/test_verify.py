@@ -69,7 +69,7 @@ async def test_an_honest_pair_passes(tmp_path: Path) -> None:
         assert line["law"]["p_value"] > CHANCE
         assert line["law"]["samples"] == 160
         assert line["drafted"] > 160
-        assert "drafted tokens of a sample are rejected" in said[-2]
+        assert said[-2].startswith(("opening 'x': ", "opening 'a': "))  # which of them, the dice decide
         assert await noise.band(Door(client), PROMPTS[:1], 2) == 0
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -144,6 +145,21 @@ def test_the_search_likes_rejections_and_few_outcomes() -> None:
     nothing = Reply((1,), ((1, 2, 3),) * 8, drafted=0, accepted=0)
     scores = [search.judge("x", [reply]).score for reply in (few, many, accepted, nothing)]
     assert scores[0] > scores[1] > scores[2] == scores[3] == 0
+
+
+async def test_the_search_takes_the_opening_that_shows_most() -> None:
+    """Guards against one that is decided by the first few samples, and against the last one that was tried."""
+    shows, asked = {"never": 16, "often": 8, "seldom": 14}, Counter[str]()
+
+    class Replies:
+        async def all(self, wishes: Sequence[Wish]) -> list[Reply]:
+            asked.update(wish.prompt for wish in wishes)
+            return [Reply((1,), ((1, 2, 3),) * wish.n, drafted=16, accepted=shows[wish.prompt]) for wish in wishes]
+
+    for openings in itertools.permutations(shows):
+        found = await search.best(cast(Door, Replies()), openings, n=8, gamma=2)
+        assert (found.prompt, found.rejected) == ("often", 1.0)
+    assert asked["often"] == 6 * (1 + search._MORE)
 
 
 # ---- the report ----
