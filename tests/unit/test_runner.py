@@ -102,6 +102,20 @@ def test_a_failed_step_fails_its_own_items_only(rig):
     assert rig.runner.fatal is None
 
 
+def test_a_step_is_counted_before_it_is_answered(rig):
+    """Guards whoever has an answer, asks for the counters, and would not find its step in them."""
+    seen, finish = [], rig.worker.finish
+
+    def looks(*arguments) -> None:
+        seen.append(rig.runner.stats().steps_total)
+        finish(*arguments)
+
+    rig.worker.finish = looks
+    for token in (1, 2):
+        ask(rig, token).result(TIMEOUT_S)
+    assert seen == [1, 2]
+
+
 def test_a_message_that_cannot_be_taken_in_is_lost_alone(rig, caplog):
     """Guards against a poisoned message that takes the service down."""
     rig.runner.submit(None)
