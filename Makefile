@@ -44,7 +44,7 @@ demo:  ## Install, fetch the default model and show speculative decoding at work
 	@$(MAKE) --no-print-directory install
 	@$(BIN)/outrider demo
 
-test: $(INSTALLED)  ## The default suite: four minutes on two fast cores, eight on two slow ones.
+test: $(INSTALLED)  ## The default suite: nine minutes on two slow cores, not timed in two workers on faster ones.
 	$(BIN)/python -m pytest -n 2 --dist loadfile tests/unit tests/service tests/e2e -m "not model and not gpu and not drafts"
 
 test-model: $(INSTALLED)  ## The bars on the default model: ten minutes on two cores with AVX-512, half an hour without.
