@@ -18,6 +18,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -50,6 +52,8 @@ def main() -> None:
     if given.serve:
         _serve_plain(int(given.serve), given.rest)
         return
+    if given.profile:
+        _py_spy()  # said now, not behind a minute of measuring
     with _stack(given) as url:
         figures = asyncio.run(_measure(given, url))
     _show(figures)
@@ -217,11 +221,17 @@ async def _read(url: str, index: int, counts: Counter[str]) -> None:
 
 async def _profile(process: psutil.Process, seconds: int) -> list[str]:
     """Stacks with their number of samples, in py-spy's raw form; needs py-spy and the right to trace processes."""
-    command = ["py-spy", "record", "--nonblocking", "--gil", "-r", "200", "-f", "raw", "-o", "/dev/stdout"]
+    command = [_py_spy(), "record", "--nonblocking", "--gil", "-r", "200", "-f", "raw", "-o", "/dev/stdout"]
     command += ["-p", str(process.pid), "-d", str(seconds)]
     sampling = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     output, _ = await sampling.communicate()
     return [line for line in output.decode().splitlines() if ";" in line and line.rpartition(" ")[2].isdecimal()]
+
+
+def _py_spy() -> str:
+    """Its path: of this environment, which need not be activated, or of the search path; exits when there is none."""
+    found = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    return found or sys.exit("--profile needs py-spy, which is not installed: pip install py-spy")
 
 
 def _show_profile(lines: list[str]) -> None:
