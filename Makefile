@@ -59,7 +59,7 @@ test-cluster: $(INSTALLED)  ## Deployment on a Ray cluster of several nodes on t
 chaos: $(INSTALLED)  ## Parts fail under load, each kind once: about 10 minutes. CHAOS_FLAGS="--chaos-times 10 --chaos-requests 500" is the full form.
 	$(BIN)/python -m pytest tests/chaos -m chaos -s $(CHAOS_FLAGS)
 
-fuzz: $(INSTALLED)  ## 10,000 random requests at the HTTP door, then schemathesis on its schema: about 15 minutes.
+fuzz: $(INSTALLED)  ## 10,000 random requests at the HTTP door, then schemathesis on its schema: about five minutes.
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
 	$(BIN)/python -m tests.chaos.fuzz_http --count 10000 --schema 50
 

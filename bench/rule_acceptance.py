@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -81,7 +82,9 @@ def main() -> None:
 
 
 def _engine(arguments: argparse.Namespace) -> tuple[str, ...]:
-    return ("--dtype", arguments.dtype, "--profile-seconds", "0")
+    # half of the cores each: threads of both sides on the same cores wait for each other in every parallel region
+    threads = str(max(1, (os.cpu_count() or 2) // 2))
+    return ("--dtype", arguments.dtype, "--profile-seconds", "0", "--threads", threads)
 
 
 def _draft_flags(name: str, arguments: argparse.Namespace) -> tuple[str, ...]:
