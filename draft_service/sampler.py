@@ -20,6 +20,7 @@ from outrider.engine import draws
 from outrider.engine import logits as processing
 from outrider.engine.edits import RowContext
 from outrider.engine.sequence import Sequence
+from outrider.engine.transfer import indices
 from outrider.noise import Role
 from outrider.sampling import Form, Rule
 from outrider.seam import U32
@@ -66,7 +67,7 @@ class Sampler:
         for kind in set(kinds):
             way, wide = kind
             members = [index for index, other in enumerate(kinds) if other == kind]
-            part = logits if len(members) == len(rows) else logits[torch.tensor(members, device=logits.device)]
+            part = logits if len(members) == len(rows) else logits[indices(members, logits.device)]
             ids = self._ids
             if ids is not None and wide:
                 part, ids = ids.widen(part), None
@@ -116,7 +117,7 @@ class Sampler:
         slots: list[Slot | None] = [None] * len(rows)
         if not good:
             return slots
-        p = processed.p if len(good) == len(rows) else processed.p[torch.tensor(good, device=logits.device)]
+        p = processed.p if len(good) == len(rows) else processed.p[indices(good, logits.device)]
         jobs = [rows[index][0] for index in good]
         if way is _Way.COUPLED:
             drawn = self._coupled(p, jobs, [len(rows[index][1].tokens) for index in good], ids)

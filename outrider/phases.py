@@ -1,4 +1,5 @@
-"""Start-up phases that a service announces and its launcher shows: resolve, download, load, probe, memory, ready."""
+"""Start-up phases that a service announces and its launcher shows: resolve, download, load, probe, memory, graphs,
+ready."""
 
 from __future__ import annotations
 

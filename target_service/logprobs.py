@@ -12,6 +12,7 @@ from torch import Tensor
 
 from outrider.engine.span import Span
 from outrider.engine.top import at_least, largest
+from outrider.engine.transfer import indices
 from outrider.logprobs import LogprobRows, joined
 from outrider.seam import StreamOpen
 from target_service.round import Verdict
@@ -52,7 +53,7 @@ class RawRows:
         """`rows` of the logits [n, vocab] are those that `take` may be asked for."""
         self._logits = logits
         self._place = {row: place for place, row in enumerate(rows)}
-        index = torch.tensor(list(rows), device=logits.device)
+        index = indices(list(rows), logits.device)
         largest_ids, log_sums = [], []
         for part in index.split(max(_CHUNK // logits.shape[1], 1)):
             taken = logits[part]
@@ -67,8 +68,8 @@ class RawRows:
         """The values of each block."""
         vocab, device = self._logits.shape[1], self._logits.device
         own_rows = [row for block in wanted for row in block.own_rows]
-        ids = torch.tensor([token for block in wanted for token in block.own_ids], device=device)
-        values = self._logits[torch.tensor(own_rows, device=device), ids.clamp(max=vocab - 1)]
+        ids = indices([token for block in wanted for token in block.own_ids], device)
+        values = self._logits[indices(own_rows, device), ids.clamp(max=vocab - 1)]
         own = self._normalised(values[:, None], own_rows).squeeze(1).masked_fill_(ids >= vocab, -torch.inf)
         own_values = own.cpu().numpy()
         rows = [row for block in wanted for row in block.rows]
@@ -90,7 +91,7 @@ class RawRows:
         """Ids and values [rows, k], falling by value, equal ones rising by id."""
         if not (k and rows):
             return np.empty((len(rows), k), np.uint32), np.empty((len(rows), k), np.float32)
-        index = torch.tensor(list(rows), device=self._logits.device)
+        index = indices(list(rows), self._logits.device)
         kept_ids, kept_values = [], []
         for part in index.split(max(_CHUNK // self._logits.shape[1], 1)):
             # Finite everywhere, so that every row has k largest values.
@@ -109,7 +110,7 @@ class RawRows:
 
     def _normalised(self, values: Tensor, rows: Sequence[int]) -> Tensor:
         """[n, k] logits of [n] rows as log-probabilities."""
-        places = torch.tensor([self._place[row] for row in rows], device=values.device)
+        places = indices([self._place[row] for row in rows], values.device)
         return values - self._maximum[places] - self._log_sum[places]
 
 

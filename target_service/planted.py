@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
+from outrider.engine.transfer import indices
 from outrider.planted import Plant
 from target_service.round import Round
 
@@ -24,4 +24,4 @@ def row_shift(logits: Tensor, rounds: Sequence[Round]) -> Tensor:
         last = a_round.rows - 1
         rows += [start + min(row + shift, last) for row in range(a_round.rows)]
         start += a_round.rows
-    return logits[torch.tensor(rows, device=logits.device)]
+    return logits[indices(rows, logits.device)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from outrider.engine.span import Span
+from outrider.engine.transfer import indices
 from outrider.errors import OutriderError
 from outrider.logprobs import LogprobRows
 from target_service.item import Stream
@@ -50,7 +50,7 @@ class ScoredRows:
         """The rows of the rounds; all of them without a copy."""
         if len(self._judged) == self._rows:
             return logits
-        return logits[torch.tensor(self._judged, device=logits.device)]
+        return logits[indices(self._judged, logits.device)]
 
     def raw(self, logits: Tensor) -> RawRows | None:
         """The rows of which log-probabilities are wanted, before anything touches them; None without any."""

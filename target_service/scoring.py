@@ -22,6 +22,7 @@ from torch import Tensor
 from outrider.engine.draws import coupled_choice, inverse_cdf, residual
 from outrider.engine.edits import RowContext
 from outrider.engine.logits import greedy, process
+from outrider.engine.transfer import indices
 from outrider.errors import OutriderError
 from outrider.noise import Role, gumbel_row_keys, uniforms
 from outrider.sampling import Form, Rule
@@ -112,7 +113,7 @@ def _take(logits: Tensor, rounds: Sequence[Round], starts: list[int], wanted: li
     if len(wanted) == len(rounds):
         return logits
     rows = [row for index in wanted for row in range(starts[index], starts[index + 1])]
-    return logits[torch.tensor(rows, device=logits.device)]
+    return logits[indices(rows, logits.device)]
 
 
 def _contexts(rounds: Sequence[Round]) -> list[RowContext]:
@@ -186,7 +187,7 @@ def _sparse(p: Tensor, rounds: list[Round], faults: dict[int, OutriderError]) ->
     p_x, emit = NO_F32, np.empty(0, np.int64)
     if len(slot_rows):
         x = [token for a_round in rounds for token in (*a_round.proposal.x, *([-1] * a_round.proposal.blocked))]
-        ids = torch.tensor(x, device=device)
+        ids = indices(x, device)
         slot_p = p[torch.from_numpy(slot_rows).to(device)]
         p_x = slot_p.gather(1, ids.clamp(min=0)[:, None]).squeeze(1).masked_fill_(ids < 0, 0.0).cpu().numpy()
         before = list(accumulate(slots, initial=0))
@@ -195,7 +196,7 @@ def _sparse(p: Tensor, rounds: list[Round], faults: dict[int, OutriderError]) ->
         q = np.concatenate([a_round.proposal.q for a_round in rounds])
         emit = inverse_cdf(residual(slot_p, np.concatenate(q_rows), q_ids, q), np.repeat(u, slots))
 
-    last = torch.tensor([stop - 1 for stop in starts[1:]], device=device)
+    last = indices([stop - 1 for stop in starts[1:]], device)
     bonus = inverse_cdf(p[last], u)
     verdicts: list[Verdict | OutriderError] = []
     at = 0
@@ -210,7 +211,7 @@ def _sparse(p: Tensor, rounds: list[Round], faults: dict[int, OutriderError]) ->
 def _dense(p: Tensor, rounds: list[Round], faults: dict[int, OutriderError]) -> list[Verdict | OutriderError]:
     """Whole rows; the coordinator computes the rest. `bonus` serves the rounds without slots."""
     starts = list(accumulate((a_round.rows for a_round in rounds), initial=0))
-    last = torch.tensor([stop - 1 for stop in starts[1:]], device=p.device)
+    last = indices([stop - 1 for stop in starts[1:]], p.device)
     bonus = inverse_cdf(p[last], emit_uniforms(rounds))
     verdicts: list[Verdict | OutriderError] = []
     for index, a_round in enumerate(rounds):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from outrider.engine.config import KEY_BLOCK
 from outrider.engine.span import Span as Span
@@ -74,8 +72,8 @@ class RaggedBatch:
         spans: The spans, in row order.
         tokens: Number of real rows; the rest up to `rows` is padding that writes to the scratch block.
         rows: Padded number of rows.
-        input_ids: [1, rows].
-        positions: [1, rows] in the text, which is what a row's rotation depends on. All else counts places in the KV.
+        ids: [rows].
+        positions: [rows] in the text, which is what a row's rotation depends on. All else counts places in the KV.
         slots: [rows] index of each row's KV slot (block * block_size + offset).
         new_blocks: Blocks whose first slot is written in this step.
         wanted: [padded] rows whose logits are wanted, in span order; the padding repeats the first.
@@ -88,8 +86,8 @@ class RaggedBatch:
     scratch_block: int
     tokens: int
     rows: int
-    input_ids: Tensor
-    positions: Tensor
+    ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
     slots: NDArray[np.int64]
     new_blocks: list[int]
     wanted: NDArray[np.int64]
@@ -144,9 +142,7 @@ class RaggedBatch:
         )
 
 
-def build_batch(
-    spans: Sequence[Span], *, block_size: int, scratch_block: int, rule: RowRule, device: torch.device
-) -> RaggedBatch:
+def build_batch(spans: Sequence[Span], *, block_size: int, scratch_block: int, rule: RowRule) -> RaggedBatch:
     """Lays out the spans of one step.
 
     Args:
@@ -154,7 +150,6 @@ def build_batch(
         block_size: Tokens per KV block.
         scratch_block: Block that padding rows write to.
         rule: Row counts to pad to.
-        device: Where ids and positions go.
     """
     ids: list[int] = []
     positions: list[int] = []
@@ -182,8 +177,8 @@ def build_batch(
         scratch_block=scratch_block,
         tokens=tokens,
         rows=rows,
-        input_ids=_row(ids, padding, device),
-        positions=_row(positions, padding, device),
+        ids=np.array(ids + [0] * padding, dtype=np.int64),
+        positions=np.array(positions + [0] * padding, dtype=np.int64),
         slots=np.array(slots + [scratch_block * block_size] * padding, dtype=np.int64),
         new_blocks=new_blocks,
         wanted=np.array(wanted, dtype=np.int64),
@@ -194,7 +189,3 @@ def build_batch(
 def round_up(value: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is >= `value`."""
     return -(-value // multiple) * multiple
-
-
-def _row(values: Iterable[int], padding: int, device: torch.device) -> Tensor:
-    return torch.tensor([[*values, *([0] * padding)]], dtype=torch.int64).to(device, non_blocking=True)

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from outrider.engine import attention, experts
 from outrider.engine.attention import DenseLayer, GatherLayer, Step
-from outrider.engine.batch import RowRule, Span, build_batch
+from outrider.engine.batch import RaggedBatch, RowRule, Span, build_batch
 from outrider.engine.block_manager import Copy
 from outrider.engine.config import VARLEN_PAGE
+from outrider.engine.graphs import Graphs
 from outrider.engine.kv_cache import KVCache, LayerShape
 from outrider.engine.packing import all_packed
 from outrider.engine.support import architecture_of
+from outrider.engine.transfer import to_device
 from outrider.engine.varlen import VarlenLayer, varlen_obstacle
 from outrider.errors import InvalidArgument, ModelRefused
 
@@ -51,6 +53,7 @@ class PagedCausalLM:
         block_size: Tokens per KV block.
         rule: Row counts that batches are padded to.
         kv: The KV cache, once allocated.
+        graphs: Captured steps over that KV, if any.
     """
 
     def __init__(self, network: Any, block_size: int | None = None) -> None:
@@ -71,6 +74,7 @@ class PagedCausalLM:
         self.device = network.get_input_embeddings().weight.device
         self.dtype: torch.dtype = network.dtype
         self.kv: KVCache | None = None
+        self.graphs: Graphs | None = None
         self._step = Step()
         decoder = network.get_decoder()
         # Where a class calls its output head `decoder`, transformers returns that.
@@ -97,7 +101,7 @@ class PagedCausalLM:
 
     def allocate_kv(self, num_blocks: int) -> None:
         """Allocates the KV pool, in place of any earlier one; block ids 0 .. num_blocks - 1 may be used in spans."""
-        self.kv = None
+        self.kv = self.graphs = None
         kv = KVCache(self.shapes, num_blocks, self.block_size)
         layer_type = VarlenLayer if self.backend == "varlen" else GatherLayer
         for index, shape in self.shapes.items():
@@ -136,25 +140,43 @@ class PagedCausalLM:
         """
         if self.kv is None:
             raise RuntimeError("allocate_kv() comes before forward()")
-        batch = build_batch(
-            spans,
-            block_size=self.block_size,
-            scratch_block=self.kv.scratch_block,
-            rule=self.rule,
-            device=self.device,
-        )
+        batch = self.batch(spans)
         if batch.new_blocks:
             self.kv.clear(batch.new_blocks)
+        logits = None if self.graphs is None else self.graphs.forward(batch)
+        if logits is None:
+            logits = self.eager(batch)
+        # A copy even where the type stays: what a graph wrote is written anew by the next step.
+        return logits[: batch.wanted_count].to(torch.float32, copy=self.graphs is not None)
+
+    def batch(self, spans: Sequence[Span]) -> RaggedBatch:
+        """Lays spans out for this model's KV."""
+        assert self.kv is not None
+        return build_batch(spans, block_size=self.block_size, scratch_block=self.kv.scratch_block, rule=self.rule)
+
+    def eager(self, batch: RaggedBatch) -> Tensor:
+        """[padded wanted, vocab_rows] in the model's dtype, by launching every kernel."""
+        ids, positions = to_device(batch.ids, self.device)[None], to_device(batch.positions, self.device)[None]
+        return self.run(ids, positions, to_device(batch.wanted, self.device), batch)
+
+    def run(self, ids: Tensor, positions: Tensor, wanted: Tensor, batch: RaggedBatch) -> Tensor:
+        """A pass over device memory; `batch` says to attention layers who looks where.
+
+        Args:
+            ids, positions: [1, rows].
+            wanted: [n] rows whose logits are wanted.
+
+        Returns:
+            [n, vocab_rows] in the model's dtype.
+        """
         self._step.batch = batch
         try:
-            if not batch.wanted_count:
-                self._decoder(input_ids=batch.input_ids, position_ids=batch.positions, use_cache=False)
-                return torch.empty((0, self.vocab_rows), dtype=torch.float32, device=self.device)
-            wanted = torch.from_numpy(batch.wanted).to(self.device, non_blocking=True)
-            logits = self._logits(batch.input_ids, batch.positions, wanted)
+            if not len(wanted):
+                self._decoder(input_ids=ids, position_ids=positions, use_cache=False)
+                return torch.empty((0, self.vocab_rows), dtype=self.dtype, device=self.device)
+            return self._logits(ids, positions, wanted)
         finally:
             self._step.batch = None
-        return logits[: batch.wanted_count].to(torch.float32)
 
     def _logits(self, input_ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor:
         """[wanted, vocab_rows] in the model's dtype."""

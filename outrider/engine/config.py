@@ -18,6 +18,8 @@ DEVICE = re.compile(r"cpu|auto|cuda(:\d+)?")
 KEY_BLOCK = 256
 # Paged FlashAttention-2 reads pages of a multiple of this many tokens.
 VARLEN_PAGE = 256
+# Steps of more rows take a GPU longer than launching their kernels takes the host.
+MAX_GRAPH_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class EngineConfig:
         logits_rows: Rows of logits that a step can ask for; unset means one per stream. For the memory plan.
         gpu_memory_utilization: Share of the GPU's memory for weights, KV and workspace together, in (0, 1].
         load_format: `auto` reads the weights; `dummy` makes random ones from config.json alone, for measuring speed.
+        enforce_eager: Never replays steps from CUDA graphs.
+        max_cudagraph_capture_size: Rows of the largest step that is captured in a CUDA graph, 1 .. `MAX_GRAPH_ROWS`.
         threads: Torch threads of the engine thread; unset leaves torch's own choice.
         trust_remote_code: Whether a model folder may bring its own Python code.
     """
@@ -55,6 +59,8 @@ class EngineConfig:
     logits_rows: int | None = None
     gpu_memory_utilization: float = 0.9
     load_format: str = "auto"
+    enforce_eager: bool = False
+    max_cudagraph_capture_size: int = MAX_GRAPH_ROWS
     threads: int | None = None
     trust_remote_code: bool = False
 
@@ -81,6 +87,10 @@ class EngineConfig:
             raise InvalidArgument(
                 "max_num_batched_tokens",
                 f"{self.max_num_batched_tokens} is below max_num_seqs ({self.max_num_seqs}): one token each must fit",
+            )
+        if not 1 <= self.max_cudagraph_capture_size <= MAX_GRAPH_ROWS:
+            raise InvalidArgument(
+                "max_cudagraph_capture_size", f"{self.max_cudagraph_capture_size} is outside 1 .. {MAX_GRAPH_ROWS}"
             )
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise InvalidArgument("gpu_memory_utilization", f"{self.gpu_memory_utilization} is outside (0, 1]")

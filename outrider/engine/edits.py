@@ -13,6 +13,7 @@ from torch import Tensor
 
 from outrider.engine.counts import Counts, Ids
 from outrider.engine.grammar import Matcher
+from outrider.engine.transfer import indices, to_device
 from outrider.sampling import SamplingParams
 
 
@@ -77,15 +78,15 @@ class _Points:
 
     def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Row and id of each entry."""
-        return _to(np.concatenate(self._rows), device), _to(np.concatenate(self._ids), device)
+        return to_device(np.concatenate(self._rows), device), to_device(np.concatenate(self._ids), device)
 
     def places(self, device: torch.device) -> Tensor:
         """Each entry's place in the flat matrix; several times faster to read and write by than a pair of indices."""
         rows, ids = np.concatenate(self._rows), np.concatenate(self._ids)
-        return _to(rows * self._vocab + ids, device)
+        return to_device(rows * self._vocab + ids, device)
 
     def values(self, device: torch.device) -> Tensor:
-        return _to(np.concatenate(self._values), device)
+        return to_device(np.concatenate(self._values), device)
 
 
 def _constrain(logits: Tensor, rows: Sequence[RowContext]) -> None:
@@ -98,8 +99,8 @@ def _constrain(logits: Tensor, rows: Sequence[RowContext]) -> None:
             masks.append(mask)
             masked.append(i)
     if masks:
-        index = torch.tensor(masked, device=logits.device)
-        logits[index] = logits[index].masked_fill(~_to(np.stack(masks), logits.device), -math.inf)
+        index = indices(masked, logits.device)
+        logits[index] = logits[index].masked_fill(~to_device(np.stack(masks), logits.device), -math.inf)
 
 
 def _allow(logits: Tensor, rows: Sequence[RowContext]) -> None:
@@ -112,7 +113,7 @@ def _allow(logits: Tensor, rows: Sequence[RowContext]) -> None:
     if allowed:
         index = allowed.index(logits.device)
         kept = logits[index]
-        logits[torch.tensor(masked, device=logits.device)] = -math.inf
+        logits[indices(masked, logits.device)] = -math.inf
         logits[index] = kept
 
 
@@ -176,7 +177,3 @@ def _penalise(logits: Tensor, rows: Sequence[RowContext]) -> None:
         places = subtracted.places(logits.device)
         before = flat.index_select(0, places)
         flat.index_copy_(0, places, before.sub_(subtracted.values(logits.device)))
-
-
-def _to(values: NDArray[np.generic], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(device, non_blocking=True)

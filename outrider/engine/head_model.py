@@ -25,6 +25,7 @@ from outrider.engine.feature_store import FeatureStore
 from outrider.engine.head import Head
 from outrider.engine.info import ModelInfo
 from outrider.engine.span import Span
+from outrider.engine.transfer import indices, to_device
 from outrider.features import FeatureRequest
 
 
@@ -168,7 +169,7 @@ class HeadModel:
         """[rows, hidden]: fused features, or the head's output for the row before."""
         if not rows.features:
             return self._carried[seats]
-        told = torch.from_numpy(np.concatenate(rows.features)).view(torch.bfloat16).to(self._device, self._dtype)
+        told = to_device(np.concatenate(rows.features), self._device).view(torch.bfloat16).to(self._dtype)
         fused = self._head.fuse(told)
         if not rows.drafted:
             return fused
@@ -198,4 +199,4 @@ class HeadModel:
         return out.reshape(rows, heads, value_width)
 
     def _ints(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return indices(values, self._device)

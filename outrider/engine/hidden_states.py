@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,19 @@ class HiddenStates:
         parts = [self._seen[layer].index_select(0, index.to(self._seen[layer].device)) for layer in layers]
         side_by_side = torch.cat([part.to(torch.bfloat16).cpu() for part in parts], dim=1)
         return side_by_side.view(torch.uint8).numpy()
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """All that are kept, in the order in which somebody wanted them."""
+        return tuple(self._seen)
+
+    def latest(self, layer: int) -> Tensor:
+        """[rows, width] of the latest pass, padding included."""
+        return self._seen[layer]
+
+    def show(self, states: Mapping[int, Tensor]) -> None:
+        """Takes the states of a pass that ran without the network's modules, as `latest` gives them."""
+        self._seen.update(states)
 
     def _keep_last(self, _module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
         self._seen[self.count] = output[0].flatten(0, -2)

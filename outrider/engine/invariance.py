@@ -130,9 +130,7 @@ def _layer_difference(network: PagedCausalLM, shape: LayerShape) -> str | None:
 
     def run(pieces: Sequence[tuple[int, int]]) -> Tensor:
         spans = [Span(index, [0] * rows, start, 0, blocks, 0, 0) for index, (start, rows) in enumerate(pieces)]
-        step.batch = build_batch(
-            spans, block_size=block_size, scratch_block=cache.scratch_block, rule=network.rule, device=shape.device
-        )
+        step.batch = build_batch(spans, block_size=block_size, scratch_block=cache.scratch_block, rule=network.rule)
         rows = torch.cat([torch.arange(start, start + count) for start, count in pieces])
         rows = torch.cat([rows, torch.zeros(step.batch.rows - len(rows), dtype=torch.int64)]).to(shape.device)
         out = layer(query[:, :, rows], key[:, :, rows], value[:, :, rows], None, shape.window, shape.softcap, sinks)

@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 
 from outrider.engine.batch import SHARED_SEGMENT, RaggedBatch, RowGroup, round_up
+from outrider.engine.transfer import to_device
+
+SLOTS = "slots"
+"""Name of the KV slots among a batch's layouts."""
 
 # Matrix kernels handle the last rows % 4 rows by other code: 1-3 left-over rows give other bits (bf16, fp32 and fp64).
 PACKED_MULTIPLE = 4
@@ -52,9 +56,9 @@ class Layout(NamedTuple):
 
 def slot_index(batch: RaggedBatch, device: torch.device) -> Tensor:
     """The batch's KV slots on `device`."""
-    key = ("slots", device)
+    key = (SLOTS, device)
     if key not in batch.layouts:
-        batch.layouts[key] = torch.from_numpy(batch.slots).to(device, non_blocking=True)
+        batch.layouts[key] = to_device(batch.slots, device)
     return batch.layouts[key]
 
 
@@ -93,7 +97,7 @@ def _build_layout(batch: RaggedBatch, heads: int, kv_heads: int, device: torch.d
         ]
         outputs[group.rows] = offset + place
         offset += streams * call.packed * call.heads
-    return Layout(calls, torch.from_numpy(outputs.reshape(-1)).to(device, non_blocking=True))
+    return Layout(calls, to_device(outputs.reshape(-1), device))
 
 
 def _build_call(group: RowGroup, heads: int, kv_heads: int, device: torch.device) -> tuple[Call, np.ndarray]:
@@ -110,12 +114,12 @@ def _build_call(group: RowGroup, heads: int, kv_heads: int, device: torch.device
     )
     query_head = np.arange(heads)
     call = Call(
-        torch.from_numpy(queries.reshape(-1)).to(device, non_blocking=True),
+        to_device(queries.reshape(-1), device),
         streams,
         packed,
         call_heads,
         group.keys,
-        torch.from_numpy(group.blocks).to(device, non_blocking=True),
-        torch.from_numpy(group.positions[:, row]).to(device, non_blocking=True),
+        to_device(group.blocks, device),
+        to_device(group.positions[:, row], device),
     )
     return call, np.stack([query_head // fold, query_head % fold], 1)

@@ -17,6 +17,7 @@ from torch import Tensor
 from outrider.engine.edits import RowContext, edit
 from outrider.engine.filters import Filters, cut
 from outrider.engine.top import argmax
+from outrider.engine.transfer import indices
 from outrider.errors import InvalidArgument, NonFiniteLogits, OutriderError
 
 
@@ -76,7 +77,7 @@ def process(logits: Tensor, rows: Sequence[RowContext]) -> Processed:
         if len(members) == len(rows):
             p = part
         else:
-            p[torch.tensor(members, device=logits.device)] = part
+            p[indices(members, logits.device)] = part
     return Processed(p, faults)
 
 
@@ -96,7 +97,7 @@ def greedy(logits: Tensor, rows: Sequence[RowContext]) -> Choice:
             faults.update(
                 (members[i], _fault(logits[members[i]], rows[members[i]])) for i in _faulty(best.values[:, 0])
             )
-            ids[torch.tensor(members, device=logits.device)] = best.ids[:, 0]
+            ids[indices(members, logits.device)] = best.ids[:, 0]
     return Choice(ids, faults)
 
 
@@ -114,7 +115,7 @@ def _edited(logits: Tensor, rows: Sequence[RowContext], members: list[int], *, p
     if last - first + 1 == len(members):
         block = logits[first : last + 1]
     else:
-        block = logits[torch.tensor(members, device=logits.device)]
+        block = logits[indices(members, logits.device)]
     return block if plain else edit(block, [rows[i] for i in members])
 
 

@@ -21,6 +21,8 @@ CPU_KV_SHARE = 0.4
 _GIB = 2**30
 _DRAWN_AT_ONCE = 1 << 26
 """Logits that are processed and drawn from at once; p and the residual take as much again each."""
+_GRAPHS = 1 << 28
+"""What the driver keeps for some forty graphs of a few hundred kernels each, by a cautious guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +32,12 @@ class Workspace:
     Attributes:
         activations: hidden states and masks of all its rows.
         logits: rows of logits as the model gives them, in float32, and what drawing from them takes.
+        graphs: what captured steps hold, on devices that capture.
     """
 
     activations: int
     logits: int
+    graphs: int = 0
 
     @classmethod
     def of(cls, config: EngineConfig, *, vocab_rows: int, widest: int, itemsize: int, copies: int) -> Workspace:
@@ -51,7 +55,13 @@ class Workspace:
         )
         logits = rows * vocab_rows
         drawing = 3 * 4 * min(logits, _DRAWN_AT_ONCE)
-        return cls(copies * config.max_num_batched_tokens * widest * itemsize, logits * (itemsize + 4) + drawing)
+        captured = min(config.max_cudagraph_capture_size, config.max_num_batched_tokens)
+        held = captured * (copies * widest + 2 * vocab_rows) * itemsize + _GRAPHS
+        return cls(
+            copies * config.max_num_batched_tokens * widest * itemsize,
+            logits * (itemsize + 4) + drawing,
+            held if config.on_cuda and not config.enforce_eager else 0,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +87,7 @@ class MemoryPlan:
     @property
     def left(self) -> int:
         """For KV; negative where there is too little for the rest already."""
-        return self.usable - self.taken - self.workspace.activations - self.workspace.logits
+        return self.usable - self.taken - self.workspace.activations - self.workspace.logits - self.workspace.graphs
 
     def tokens(self, bytes_per_token: int) -> int:
         """KV positions that the plan gives where nobody says how many."""
@@ -94,6 +104,7 @@ class MemoryPlan:
             (max(self.taken - self.weights, 0) if self.is_cuda else 0, "taken otherwise"),
             (self.workspace.activations, "activations"),
             (self.workspace.logits, "logits"),
+            (self.workspace.graphs, "CUDA graphs"),
             (self.left, "left for KV"),
         )
         return ", ".join(f"{size / _GIB:.2f} GiB {name}" for size, name in parts if size or name == "left for KV")

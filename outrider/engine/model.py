@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from outrider.engine.batch import Span
 from outrider.engine.block_manager import Copy
 from outrider.engine.causal_lm import PagedCausalLM
 from outrider.engine.config import EngineConfig
+from outrider.engine.graphs import CudaRecorder, Graphs, obstacle
 from outrider.engine.hidden_states import HiddenStates
 from outrider.engine.info import ModelInfo, device_names, dummy_hash, eos_ids, name_and_revision, weight_hash
 from outrider.engine.invariance import check_invariance
@@ -59,15 +61,34 @@ class LoadedModel:
         hidden_states: Of the latest pass, for those who want them.
     """
 
-    def __init__(self, network: PagedCausalLM, info: ModelInfo, num_blocks: int) -> None:
+    def __init__(self, network: PagedCausalLM, info: ModelInfo, num_blocks: int, config: EngineConfig) -> None:
         self._network = network
+        self._config = config
         self.info = info
         self.num_blocks = num_blocks
         self.hidden_states = HiddenStates(network.network)
 
     def allocate_kv(self, num_blocks: int) -> None:
-        """Allocates KV for block ids 0 .. num_blocks - 1; call once, before `forward`."""
-        self._network.allocate_kv(num_blocks)
+        """Allocates KV for block ids 0 .. num_blocks - 1, and captures graphs over it; call once, before `forward`."""
+        network, config = self._network, self._config
+        network.allocate_kv(num_blocks)
+        reason = "--enforce-eager" if config.enforce_eager else obstacle(network)
+        if reason is not None:
+            if config.on_cuda:
+                log.info("steps are not replayed from CUDA graphs: %s", reason)
+            return
+        phases.announce("graphs", f"up to {config.max_cudagraph_capture_size} rows")
+        graphs = Graphs(
+            network,
+            self.hidden_states,
+            CudaRecorder(network.device),
+            most_rows=min(config.max_cudagraph_capture_size, network.rule.pad(config.max_num_batched_tokens)),
+            most_streams=config.max_num_seqs,
+            longest=self.info.max_positions,
+        )
+        if graphs.capture():
+            network.graphs = graphs
+            self.info = replace(self.info, attention_backend=f"{self.info.attention_backend}+graphs")
 
     def forward(self, spans: Sequence[Span]) -> Tensor:
         """float32 logits [sum of wanted, vocab_rows], in span order."""
@@ -156,7 +177,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         "batch-invariant" if info.invariant else "not batch-invariant",
         time.monotonic() - started,
     )
-    return LoadedModel(network, info, num_blocks)
+    return LoadedModel(network, info, num_blocks, config)
 
 
 def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:

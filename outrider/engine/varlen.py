@@ -14,6 +14,10 @@ from outrider.engine.batch import RaggedBatch
 from outrider.engine.config import VARLEN_PAGE
 from outrider.engine.kv_cache import LayerKV, LayerShape
 from outrider.engine.layout import slot_index
+from outrider.engine.transfer import to_device
+
+LENGTHS = "varlen"
+"""Name of the lengths among a batch's layouts."""
 
 MAX_HEAD_DIM = 256
 MIN_CAPABILITY = (8, 0)
@@ -109,7 +113,7 @@ class VarlenLayer:
 
 
 def _lengths(batch: RaggedBatch, device: torch.device) -> Lengths:
-    key = ("varlen", device)
+    key = (LENGTHS, device)
     if key not in batch.layouts:
         batch.layouts[key] = _build_lengths(batch, device)
     return batch.layouts[key]
@@ -128,7 +132,7 @@ def _build_lengths(batch: RaggedBatch, device: torch.device) -> Lengths:
         table[row, : pages[row]] = span.blocks[: pages[row]]
 
     def on_device(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values.astype(np.int32)).to(device, non_blocking=True)
+        return to_device(values.astype(np.int32), device)
 
     return Lengths(
         on_device(np.cumsum([0, *queries])),

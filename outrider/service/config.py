@@ -11,7 +11,7 @@ from outrider import tracing
 from outrider.configuration import settings
 from outrider.configuration.document import Setting
 from outrider.configuration.kinds import converter
-from outrider.engine.config import Dtype, EngineConfig
+from outrider.engine.config import MAX_GRAPH_ROWS, Dtype, EngineConfig
 from outrider.errors import InvalidArgument
 from outrider.log_format import LOG_FORMATS, TEXT
 from outrider.rpc.credentials import TlsFiles
@@ -37,6 +37,7 @@ class ServiceConfig:
         kv_cache_tokens: size of the KV pool in tokens; unset means from the memory plan.
         block_size: tokens per KV block; unset means the attention path's own.
         gpu_memory_utilization: share of the GPU's memory to use.
+        enforce_eager, max_cudagraph_capture_size: as in `EngineConfig`.
         no_prefix_caching: computes every prompt from the start, instead of sharing the KV of a prefix that is known.
         trust_remote_code: whether the model folder may bring Python code.
         max_slots: drafted slots per item at most.
@@ -69,6 +70,8 @@ class ServiceConfig:
     kv_cache_tokens: int | None = None
     block_size: int | None = None
     gpu_memory_utilization: float = 0.9
+    enforce_eager: bool = False
+    max_cudagraph_capture_size: int = MAX_GRAPH_ROWS
     no_prefix_caching: bool = False
     trust_remote_code: bool = False
     load_format: str = "auto"
@@ -123,6 +126,8 @@ class ServiceConfig:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             gpu_memory_utilization=self.gpu_memory_utilization,
+            enforce_eager=self.enforce_eager,
+            max_cudagraph_capture_size=self.max_cudagraph_capture_size,
             threads=self.threads,
             trust_remote_code=self.trust_remote_code,
             load_format=self.load_format,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from outrider.engine.batch import Span
@@ -14,11 +16,12 @@ from outrider.engine.causal_lm import PagedCausalLM
 from outrider.engine.config import EngineConfig
 from outrider.engine.invariance import check_invariance
 from outrider.engine.kv_cache import LayerShape
-from outrider.engine.model import load_model
+from outrider.engine.model import LoadedModel, load_model
 from outrider.engine.probe import probe_error
 from outrider.engine.varlen import MIN_CAPABILITY, varlen_obstacle
 from outrider.errors import InvalidArgument
 from tests.unit.test_engine_attention import ARCHITECTURES, config_of
+from tests.unit.test_engine_graphs import steps
 from tests.unit.tiny import tiny_llama
 
 pytestmark = [
@@ -102,3 +105,46 @@ def test_a_soft_cap_takes_the_gather_path() -> None:
     """Guards against a kernel that drops the cap."""
     shape = LayerShape(4, 2, 64, 64, None, 50.0, torch.float16, torch.device(DEVICE))
     assert varlen_obstacle(shape) is not None
+
+
+@torch.inference_mode()
+def test_steps_replayed_from_graphs_give_the_bits_of_ordinary_ones(folder: Path) -> None:
+    """Guards the text: the same assertion as tests/unit/test_engine_graphs.py makes without a card."""
+    needs_varlen()
+
+    def load_with(*, eager: bool) -> LoadedModel:
+        model = load_model(
+            EngineConfig(
+                model=str(folder), device=DEVICE, dtype="bfloat16", kv_cache_tokens=8 * 256, enforce_eager=eager
+            )
+        )
+        model.allocate_kv(8)
+        return model
+
+    plain, fast = load_with(eager=True), load_with(eager=False)
+    assert plain.info.attention_backend == "varlen"
+    assert fast.info.attention_backend == "varlen+graphs"
+    for model in (plain, fast):
+        model.hidden_states.want((1,))
+    for spans in steps(1):
+        assert torch.equal(fast.forward(spans), plain.forward(spans))
+        rows = sum(len(span.tokens) for span in spans)
+        assert torch.equal(fast.hidden_states.latest(1)[:rows], plain.hidden_states.latest(1)[:rows])
+    assert fast._network.graphs is not None
+    assert fast._network.graphs.replays > 30
+
+
+def test_a_pass_that_reads_the_device_is_not_captured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the start with a model that cannot be captured, and the device after a capture that failed."""
+    needs_varlen()
+    run = PagedCausalLM.run
+
+    def reading(self: PagedCausalLM, ids: Tensor, *rest: Any) -> Tensor:
+        assert int(ids.sum()) >= 0
+        return run(self, ids, *rest)
+
+    monkeypatch.setattr(PagedCausalLM, "run", reading)
+    model = load_model(EngineConfig(model=str(folder), device=DEVICE, dtype="bfloat16", kv_cache_tokens=8 * 256))
+    model.allocate_kv(8)
+    assert model.info.attention_backend == "varlen"
+    assert model.forward([Span(0, [1, 2, 3], 0, 1, [0], 0, 0)]).isfinite().all()

@@ -261,7 +261,7 @@ def test_the_key_length_of_a_call_depends_on_the_position_alone() -> None:
         Span(3, [0] * 300, 0, 0, blocks, 0, 0),
         Span(4, [0] * 4, 600, 4, blocks, 0, 0),
     ]
-    batch = build_batch(spans, block_size=16, scratch_block=64, rule=RowRule(4, 1), device=torch.device("cpu"))
+    batch = build_batch(spans, block_size=16, scratch_block=64, rule=RowRule(4, 1))
     covered = []
     for group in batch.groups():
         assert ((group.positions // 256 + 1) * 256 == group.keys).all()
