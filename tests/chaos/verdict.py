@@ -53,13 +53,13 @@ def unexcused(faults: Sequence[Fault], attempts: Sequence[Attempt]) -> list[str]
 
 
 def table(faults: Sequence[Fault], attempts: Sequence[Attempt]) -> str:
-    """A row per kind: faults, requests that met one, how they ended, and the slowest recovery."""
-    rows = [("fault", "times", "requests", "unharmed", "error frames", "cut", "worst recovery")]
+    """A row per kind: faults, attempts that met one, how they ended, and the slowest recovery."""
+    rows = [("fault", "times", "attempts", "unharmed", "error frames", "cut", "worst recovery")]
     for kind in KINDS:
         own = [fault for fault in faults if fault.kind == kind]
         if not own:
             continue
-        met = [attempt for attempt in attempts if any(fault.touches(attempt) for fault in own)]
+        met = [attempt for attempt in attempts if _belongs(attempt, own, faults)]
         ends = Counter(attempt.end for attempt in met)
         framed = ends[ERROR] + ends[REFUSED] + ends[UNAVAILABLE]
         worst_s = max(fault.recovered_s - fault.healed_s for fault in own)
@@ -70,6 +70,15 @@ def table(faults: Sequence[Fault], attempts: Sequence[Attempt]) -> str:
         "  ".join(cell.ljust(width) if index == 0 else cell.rjust(width) for index, (cell, width) in enumerate(pairs))
         for pairs in (list(zip(row, widths, strict=True)) for row in rows)
     )
+
+
+def _belongs(attempt: Attempt, own: Sequence[Fault], faults: Sequence[Fault]) -> bool:
+    """Whether an attempt counts as one that met these faults; how it ended is not laid to a neighbour's fault."""
+    if not any(fault.touches(attempt) for fault in own):
+        return False
+    if attempt.end == OK or any(fault.excuses(attempt) for fault in own):
+        return True
+    return not any(fault.excuses(attempt) for fault in faults)
 
 
 def summary(attempts: Sequence[Attempt], held: Mapping[str, int]) -> str:
