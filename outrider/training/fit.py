@@ -43,12 +43,12 @@ class FittingRows:
 
 def fitting_rows(store: Store, teacher: Teacher, most: int = _ROWS) -> FittingRows:
     """Rows of the answers so far, evenly over the shards, without those held out."""
-    paths = store.shards()
+    paths = store.kept()
     lessons: list[Lesson] = []
     for path in paths:
         rows = 0
-        for index, one in enumerate(store.read(path)):
-            if is_held_out(index) or len(one.top_ids) < 3:
+        for one in store.read(path, lambda place: not is_held_out(place)):
+            if len(one.top_ids) < 3:
                 continue
             lessons.append(one)
             rows += len(one.top_ids) - 1

@@ -163,8 +163,7 @@ class Trainer(ABC):
             lessons = [
                 one
                 for path in paths[start : start + _POOL_SHARDS]
-                for index, one in enumerate(store.read(path))
-                if not is_held_out(index)
+                for one in store.read(path, lambda place: not is_held_out(place))
             ]
             yield from batches(lessons, self.plan.rows, drawn, self._device)
 
@@ -183,7 +182,7 @@ class Trainer(ABC):
 
     def _report(self, held_out: list[Lesson], losses: list[float], progress: float) -> Report:
         with torch.autocast(self._device.type, torch.bfloat16):
-            acceptance = self._measure(held_out[:_HELD_OUT_LESSONS])
+            acceptance = self._measure(held_out)
         report = Report(self.seconds, self.tokens, progress, sum(losses) / max(1, len(losses)), acceptance)
         self.curve.append(
             {
@@ -197,10 +196,12 @@ class Trainer(ABC):
 
 
 def held_out_lessons(store: Store) -> list[Lesson]:
-    """The lessons that are never trained on, kinds mixed."""
-    found = [one for path in store.shards() for i, one in enumerate(store.read(path)) if is_held_out(i)]
-    random.Random(0).shuffle(found)
-    return found
+    """Lessons that are never trained on, kinds mixed; as many as an evaluation looks at."""
+    places = [
+        (path, place) for path in store.shards() for place in range(store.info(path).answers) if is_held_out(place)
+    ]
+    random.Random(0).shuffle(places)
+    return [one for path, place in places[:_HELD_OUT_LESSONS] for one in store.read(path, place.__eq__)]
 
 
 def _rate(progress: float, warm_up: float) -> float:

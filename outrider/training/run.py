@@ -59,6 +59,7 @@ class Options:
         draft_vocab: Ids a head can propose.
         kind: What is trained: a head on the target's features, or a pruned copy of the target.
         layers: Of a pruned copy.
+        disk_bytes: For features and distributions at most; what is beyond is computed again in every pass.
         device: Torch device.
         resume: Whether to go on with what `work` holds.
     """
@@ -72,6 +73,7 @@ class Options:
     draft_vocab: int = 8192
     kind: Kind = Kind.EAGLE3
     layers: int = 6
+    disk_bytes: int | None = None
     device: str = "cpu"
     resume: bool = False
 
@@ -106,7 +108,7 @@ class Run:
         """
         self._options = options
         self._events = events
-        self._store = Store(options.work)
+        self._store = Store(options.work, options.disk_bytes)
         self._generation = generation or GenerationPlan(seed=options.seed)
         self._training = training or TrainingPlan(seed=options.seed)
         self._settings = {
@@ -126,6 +128,7 @@ class Run:
         options = self._options
         tokenizer = AutoTokenizer.from_pretrained(options.target.path, local_files_only=True)
         teacher = _teacher(options)
+        self._store.recall = teacher.read
         prompts: Prompts = (
             FilePrompts(options.prompts, options.seed) if options.prompts else BuiltinPrompts(options.seed)
         )

@@ -350,6 +350,28 @@ def test_shards_come_back_as_written(tmp_path: Path) -> None:
     assert [chat[-1]["content"] for chat in store.library().chats] == ["a", "b", "c"]
 
 
+def test_shards_beyond_the_limit_are_computed_again(teacher: Teacher, tmp_path: Path) -> None:
+    """Guards `--disk-limit`: ids alone on disk, and the lesson that the target's pass over them gives."""
+    lessons = teacher.answer(
+        asked([3, 70, 5], 1.0), max_tokens=6, stop_ids=frozenset(), generator=torch.Generator().manual_seed(3)
+    )
+    prompts = [Prompt(({"role": "user", "content": str(i)},), "chat") for i in range(3)]
+    Store(tmp_path).write(0, prompts, lessons, ["a", "b", "c"])
+    store = Store(tmp_path, limit_bytes=(tmp_path / "shard-00000.safetensors").stat().st_size + 1000)
+    store.write(1, prompts, lessons, ["a", "b", "c"])
+    first, second = store.shards()
+    assert store.kept() == [first]
+    assert second.stat().st_size < 3000
+    with pytest.raises(RuntimeError, match="ids alone"):
+        list(store.read(second))
+    store.recall = teacher.read
+    (again,) = store.read(second, lambda place: place == 1)
+    (known,) = store.read(first, lambda place: place == 1)
+    assert torch.equal(again.ids, known.ids)
+    assert (again.prompt_tokens, again.start) == (known.prompt_tokens, known.start)
+    torch.testing.assert_close(again.features, known.features, rtol=0.02, atol=0.02)
+
+
 def test_builtin_prompts_repeat_for_a_seed_and_differ_between_batches() -> None:
     """Guards resumed runs: a batch asked for again must be the same one."""
     imagined = [f"What is {number}?" for number in range(40)]
@@ -444,6 +466,13 @@ def test_a_run_leaves_a_head_that_loads_and_a_card(folder: Path, tmp_path: Path)
         run(folder, tmp_path, resume=True, seed=1)
     run(folder, tmp_path, resume=True, budget=Budget(tokens=400))
     assert sorted((tmp_path / "work").glob("shard-*"))[: len(shards)] == shards
+
+
+def test_a_run_without_room_on_disk_trains_all_the_same(folder: Path, tmp_path: Path) -> None:
+    """Guards the lessons that are computed again while they are trained on."""
+    assert run(folder, tmp_path, disk_bytes=0, budget=Budget(tokens=60)).lengths
+    assert load(tmp_path / "out").config.draft_vocab == 64
+    assert all(path.stat().st_size < 20_000 for path in (tmp_path / "work").glob("shard-*"))
 
 
 def test_a_pruned_draft_is_an_ordinary_model(folder: Path, tmp_path: Path) -> None:
