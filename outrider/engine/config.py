@@ -41,7 +41,8 @@ class EngineConfig:
         gpu_memory_utilization: Share of the GPU's memory for weights, KV and workspace together, in (0, 1].
         load_format: `auto` reads the weights; `dummy` makes random ones from config.json alone, for measuring speed.
         enforce_eager: Never replays steps from CUDA graphs.
-        max_cudagraph_capture_size: Rows of the largest step that is captured in a CUDA graph, 1 .. `MAX_GRAPH_ROWS`.
+        max_cudagraph_capture_size: Rows of the largest step that is captured in a CUDA graph, 1 .. `MAX_GRAPH_ROWS`;
+            unset means the most.
         threads: Torch threads of the engine thread; unset leaves torch's own choice.
         trust_remote_code: Whether a model folder may bring its own Python code.
     """
@@ -60,7 +61,7 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     load_format: str = "auto"
     enforce_eager: bool = False
-    max_cudagraph_capture_size: int = MAX_GRAPH_ROWS
+    max_cudagraph_capture_size: int | None = None
     threads: int | None = None
     trust_remote_code: bool = False
 
@@ -88,7 +89,7 @@ class EngineConfig:
                 "max_num_batched_tokens",
                 f"{self.max_num_batched_tokens} is below max_num_seqs ({self.max_num_seqs}): one token each must fit",
             )
-        if not 1 <= self.max_cudagraph_capture_size <= MAX_GRAPH_ROWS:
+        if not 1 <= self.graph_rows <= MAX_GRAPH_ROWS:
             raise InvalidArgument(
                 "max_cudagraph_capture_size", f"{self.max_cudagraph_capture_size} is outside 1 .. {MAX_GRAPH_ROWS}"
             )
@@ -96,6 +97,11 @@ class EngineConfig:
             raise InvalidArgument("gpu_memory_utilization", f"{self.gpu_memory_utilization} is outside (0, 1]")
         if self.dtype == "float64" and self.threads not in (None, 1):
             raise InvalidArgument("threads", f"{self.threads} with dtype float64, whose bits hold on one thread only")
+
+    @property
+    def graph_rows(self) -> int:
+        """Rows of the largest step that is captured, where steps are."""
+        return MAX_GRAPH_ROWS if self.max_cudagraph_capture_size is None else self.max_cudagraph_capture_size
 
     @property
     def is_dummy(self) -> bool:

@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from outrider.engine.batch import RaggedBatch, RowRule
-from outrider.engine.config import MAX_GRAPH_ROWS, VARLEN_PAGE
+from outrider.engine.config import MAX_GRAPH_ROWS
 from outrider.engine.hidden_states import HiddenStates
+from outrider.engine.recorder import Recorder, Replay
 from outrider.engine.span import Span
 from outrider.engine.static_inputs import StaticInputs
 
@@ -35,41 +36,6 @@ log = logging.getLogger(__name__)
 
 MOST_QUERIES = 64
 """Rows per stream that one thread block of FlashAttention takes, so that allowing for so many costs nothing."""
-
-Replay = Callable[[], None]
-
-
-class Recorder(Protocol):
-    """Makes a function over fixed memory repeatable."""
-
-    def record(self, run: Replay) -> Replay:
-        """Runs it, and returns what does the same again on whatever lies in its inputs then."""
-        ...
-
-
-class CudaRecorder:
-    """Records into CUDA graphs, all in one pool of memory: only one of them runs at a time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
-
-    def record(self, run: Replay) -> Replay:
-        """
-        Raises:
-            RuntimeError: something in it cannot be captured, e.g. because it reads the device.
-        """
-        # Once without capturing: libraries make handles and workspaces at their first call on a stream.
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            run()
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads of the process may use the device meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            run()
-        return graph.replay
 
 
 class Size(NamedTuple):
@@ -116,7 +82,9 @@ class Graphs:
         self._states = states
         self._recorder = recorder
         self._scratch = network.kv.scratch_block
-        self._sizes = list(_sizes(network.rule, min(most_rows, MAX_GRAPH_ROWS), most_streams))
+        # The proof of a size has a row at each position below its rows; models may have no more of them than `longest`.
+        self._sizes = list(_sizes(network.rule, min(most_rows, MAX_GRAPH_ROWS, longest), most_streams))
+        self._longest = longest
         rows = max((size.rows for size in self._sizes), default=0)
         self._inputs = StaticInputs(
             rows, -(-longest // network.block_size), network.block_size, self._scratch, network.device
@@ -125,6 +93,7 @@ class Graphs:
         self._kept: dict[int, Tensor] = {}
         self._replays: dict[Size, Replay] = {}
 
+    @torch.inference_mode()
     def capture(self) -> bool:
         """Captures and proves every size, the largest first, because the smaller ones fit into its memory.
 
@@ -143,6 +112,7 @@ class Graphs:
         )
         return bool(self._sizes)
 
+    @torch.inference_mode()
     def forward(self, batch: RaggedBatch) -> Tensor | None:
         """The batch's logits in the model's dtype, valid until the next pass, or None where no graph fits it.
 
@@ -164,10 +134,11 @@ class Graphs:
         return self._logits[: size.rows]
 
     def _size_of(self, batch: RaggedBatch) -> Size | None:
-        longest = max(len(span.tokens) for span in batch.spans)
-        if not batch.wanted_count or longest > MOST_QUERIES:
+        queries = max(len(span.tokens) for span in batch.spans)
+        keys = max(span.start - span.dropped + len(span.tokens) for span in batch.spans)
+        if not batch.wanted_count or queries > MOST_QUERIES or keys > self._longest:
             return None
-        size = Size(batch.rows, 1 if longest == 1 else MOST_QUERIES)
+        size = Size(batch.rows, 1 if queries == 1 else MOST_QUERIES)
         return size if size in self._sizes else None
 
     def _replay_of(self, size: Size) -> Replay | None:
@@ -202,26 +173,37 @@ class Graphs:
             self._kept[layer][: size.rows].copy_(state)
 
     def _difference(self, size: Size, replay: Replay) -> str | None:
-        """How a replay differs from the ordinary pass of the same batch, or None.
-
-        All streams have their few keys and values in the scratch block, one behind the other, so that nobody's are
-        touched; the last row is padding.
-        """
-        spans: list[Span] = []
-        row = 1
-        while row < size.rows:
-            count = min(size.queries, 1 + len(spans) % 5, size.rows - row)
-            tokens = [(7 * place + size.rows) % self._network.vocab_rows for place in range(row, row + count)]
-            spans.append(Span(len(spans), tokens, row, count, [self._scratch], 0, 0))
-            row += count
-        batch = self._network.batch(spans)
+        """How a replay differs from the ordinary pass of the same batch, or None."""
+        batch = self._network.batch(_proof(size, self._network, self._scratch, self._longest))
         expected = self._network.eager(batch)[: batch.wanted_count].clone()
+        states = {layer: self._states.latest(layer) for layer in self._states.wanted}
         self._inputs.fill(batch)
-        self._logits.zero_()
+        for written in (self._logits, *self._kept.values()):
+            written.zero_()
         replay()
-        if torch.equal(self._logits[: batch.wanted_count], expected):
-            return None
-        return "a replay gives other bits than the pass that it was captured from"
+        if not torch.equal(self._logits[: batch.wanted_count], expected):
+            return "a replay gives other bits than the pass that it was captured from"
+        for layer, state in states.items():
+            if not torch.equal(self._kept[layer][: batch.tokens], state[: batch.tokens]):
+                return f"a replay gives other hidden states {layer} than the pass that it was captured from"
+        return None
+
+
+def _proof(size: Size, network: PagedCausalLM, scratch: int, longest: int) -> list[Span]:
+    """Streams of few rows each for a step of this size.
+
+    All have their keys and values in the scratch block, one behind the other, so that nobody's are touched; where
+    streams can be that long, some see the block twice, as the two pages of their table. The last row is padding.
+    """
+    spans: list[Span] = []
+    row = 1
+    while row < size.rows:
+        count = min(size.queries, 1 + len(spans) % 5, size.rows - row)
+        tokens = [(7 * place + size.rows) % network.vocab_rows for place in range(row, row + count)]
+        pages = 1 + (len(spans) % 3 == 2 and longest >= 2 * network.block_size)
+        spans.append(Span(len(spans), tokens, row + (pages - 1) * network.block_size, count, [scratch] * pages, 0, 0))
+        row += count
+    return spans
 
 
 def _sizes(rule: RowRule, most_rows: int, most_streams: int) -> Iterator[Size]:
@@ -230,16 +212,3 @@ def _sizes(rule: RowRule, most_rows: int, most_streams: int) -> Iterator[Size]:
         yield Size(rows, MOST_QUERIES)
         if rows <= rule.pad(most_streams):
             yield Size(rows, 1)
-
-
-def obstacle(network: PagedCausalLM) -> str | None:
-    """Why this model's steps cannot be captured, or None."""
-    if network.device.type != "cuda":
-        return f"device {network.device.type}"
-    if network.backend != "varlen":
-        return f"attention by the {network.backend} path"
-    if network.block_size % VARLEN_PAGE:
-        return f"pages of {network.block_size} tokens"
-    if len({shape.device for shape in network.shapes.values()}) > 1:
-        return "layers on several devices"
-    return None

@@ -40,7 +40,9 @@ class Workspace:
     graphs: int = 0
 
     @classmethod
-    def of(cls, config: EngineConfig, *, vocab_rows: int, widest: int, itemsize: int, copies: int) -> Workspace:
+    def of(
+        cls, config: EngineConfig, *, vocab_rows: int, widest: int, itemsize: int, copies: int, captures: bool = False
+    ) -> Workspace:
         """Of a model.
 
         Args:
@@ -49,18 +51,19 @@ class Workspace:
             widest: numbers in a row of the widest layer.
             itemsize: bytes of each.
             copies: rows of that width that live at the same time.
+            captures: whether steps are captured.
         """
         rows = min(
             config.max_num_seqs if config.logits_rows is None else config.logits_rows, config.max_num_batched_tokens
         )
         logits = rows * vocab_rows
         drawing = 3 * 4 * min(logits, _DRAWN_AT_ONCE)
-        captured = min(config.max_cudagraph_capture_size, config.max_num_batched_tokens)
+        captured = min(config.graph_rows, config.max_num_batched_tokens)
         held = captured * (copies * widest + 2 * vocab_rows) * itemsize + _GRAPHS
         return cls(
             copies * config.max_num_batched_tokens * widest * itemsize,
             logits * (itemsize + 4) + drawing,
-            held if config.on_cuda and not config.enforce_eager else 0,
+            held if captures else 0,
         )
 
 

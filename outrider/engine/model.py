@@ -18,9 +18,9 @@ from outrider.dummy import LOAD_FORMAT, MARK
 from outrider.engine.attention import IMPLEMENTATION, register
 from outrider.engine.batch import Span
 from outrider.engine.block_manager import Copy
+from outrider.engine.capture import capture, why_eager
 from outrider.engine.causal_lm import PagedCausalLM
 from outrider.engine.config import EngineConfig
-from outrider.engine.graphs import CudaRecorder, Graphs, obstacle
 from outrider.engine.hidden_states import HiddenStates
 from outrider.engine.info import ModelInfo, device_names, dummy_hash, eos_ids, name_and_revision, weight_hash
 from outrider.engine.invariance import check_invariance
@@ -61,9 +61,25 @@ class LoadedModel:
         hidden_states: Of the latest pass, for those who want them.
     """
 
-    def __init__(self, network: PagedCausalLM, info: ModelInfo, num_blocks: int, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        network: PagedCausalLM,
+        info: ModelInfo,
+        num_blocks: int,
+        config: EngineConfig,
+        room_for_graphs: int = 0,
+    ) -> None:
+        """
+        Args:
+            network: with its weights.
+            info: facts about it.
+            num_blocks: KV blocks that the memory plan allows.
+            config: how the model was loaded.
+            room_for_graphs: bytes that the memory plan left to captured steps.
+        """
         self._network = network
         self._config = config
+        self._room_for_graphs = room_for_graphs
         self.info = info
         self.num_blocks = num_blocks
         self.hidden_states = HiddenStates(network.network)
@@ -72,22 +88,10 @@ class LoadedModel:
         """Allocates KV for block ids 0 .. num_blocks - 1, and captures graphs over it; call once, before `forward`."""
         network, config = self._network, self._config
         network.allocate_kv(num_blocks)
-        reason = "--enforce-eager" if config.enforce_eager else obstacle(network)
-        if reason is not None:
-            if config.on_cuda:
-                log.info("steps are not replayed from CUDA graphs: %s", reason)
-            return
-        phases.announce("graphs", f"up to {config.max_cudagraph_capture_size} rows")
-        graphs = Graphs(
-            network,
-            self.hidden_states,
-            CudaRecorder(network.device),
-            most_rows=min(config.max_cudagraph_capture_size, network.rule.pad(config.max_num_batched_tokens)),
-            most_streams=config.max_num_seqs,
-            longest=self.info.max_positions,
+        network.graphs = capture(
+            network, self.hidden_states, config, longest=self.info.max_positions, room=self._room_for_graphs
         )
-        if graphs.capture():
-            network.graphs = graphs
+        if network.graphs is not None:
             self.info = replace(self.info, attention_backend=f"{self.info.attention_backend}+graphs")
 
     def forward(self, spans: Sequence[Span]) -> Tensor:
@@ -129,8 +133,9 @@ def load_model(config: EngineConfig) -> LoadedModel:
     probe_weights(network)
     verdict = check_invariance(network, config.max_num_batched_tokens)
     phases.announce("memory")
+    workspace = _workspace(config, network)
     num_blocks = plan_blocks(
-        measure(config, _weight_bytes(weights), _workspace(config, network)),
+        measure(config, _weight_bytes(weights), workspace),
         config,
         block_size=network.block_size,
         bytes_per_token=network.kv_bytes_per_token,
@@ -177,7 +182,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         "batch-invariant" if info.invariant else "not batch-invariant",
         time.monotonic() - started,
     )
-    return LoadedModel(network, info, num_blocks, config)
+    return LoadedModel(network, info, num_blocks, config, workspace.graphs)
 
 
 def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
@@ -280,4 +285,5 @@ def _workspace(config: EngineConfig, network: PagedCausalLM) -> Workspace:
         widest=widest,
         itemsize=network.dtype.itemsize,
         copies=WORKSPACE_COPIES,
+        captures=why_eager(config, network) is None,
     )

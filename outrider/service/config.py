@@ -11,7 +11,7 @@ from outrider import tracing
 from outrider.configuration import settings
 from outrider.configuration.document import Setting
 from outrider.configuration.kinds import converter
-from outrider.engine.config import MAX_GRAPH_ROWS, Dtype, EngineConfig
+from outrider.engine.config import Dtype, EngineConfig
 from outrider.errors import InvalidArgument
 from outrider.log_format import LOG_FORMATS, TEXT
 from outrider.rpc.credentials import TlsFiles
@@ -71,7 +71,7 @@ class ServiceConfig:
     block_size: int | None = None
     gpu_memory_utilization: float = 0.9
     enforce_eager: bool = False
-    max_cudagraph_capture_size: int = MAX_GRAPH_ROWS
+    max_cudagraph_capture_size: int | None = None
     no_prefix_caching: bool = False
     trust_remote_code: bool = False
     load_format: str = "auto"

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from outrider.engine import capture
 from outrider.engine.batch import Span
 from outrider.engine.causal_lm import PagedCausalLM
 from outrider.engine.config import EngineConfig
@@ -18,6 +19,7 @@ from outrider.engine.invariance import check_invariance
 from outrider.engine.kv_cache import LayerShape
 from outrider.engine.model import LoadedModel, load_model
 from outrider.engine.probe import probe_error
+from outrider.engine.recorder import CudaRecorder, Replay
 from outrider.engine.varlen import MIN_CAPABILITY, varlen_obstacle
 from outrider.errors import InvalidArgument
 from tests.unit.test_engine_attention import ARCHITECTURES, config_of
@@ -134,7 +136,19 @@ def test_steps_replayed_from_graphs_give_the_bits_of_ordinary_ones(folder: Path)
     assert fast._network.graphs.replays > 30
 
 
-def test_a_pass_that_reads_the_device_is_not_captured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class _Unchecked(CudaRecorder):
+    """Leaves a pass that reads the device to the capture itself."""
+
+    def record(self, run: Replay) -> Replay:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+            return super().record(run)
+
+
+@pytest.mark.parametrize("recorder", [CudaRecorder, _Unchecked])
+def test_a_pass_that_reads_the_device_is_not_captured(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, recorder: type[CudaRecorder]
+) -> None:
     """Guards the start with a model that cannot be captured, and the device after a capture that failed."""
     needs_varlen()
     run = PagedCausalLM.run
@@ -144,7 +158,11 @@ def test_a_pass_that_reads_the_device_is_not_captured(folder: Path, monkeypatch:
         return run(self, ids, *rest)
 
     monkeypatch.setattr(PagedCausalLM, "run", reading)
+    monkeypatch.setattr(capture, "CudaRecorder", recorder)
     model = load_model(EngineConfig(model=str(folder), device=DEVICE, dtype="bfloat16", kv_cache_tokens=8 * 256))
+    stream = torch.cuda.current_stream(DEVICE)
     model.allocate_kv(8)
     assert model.info.attention_backend == "varlen"
+    assert torch.cuda.current_stream(DEVICE) == stream
+    assert torch.cuda.get_sync_debug_mode() == 0
     assert model.forward([Span(0, [1, 2, 3], 0, 1, [0], 0, 0)]).isfinite().all()

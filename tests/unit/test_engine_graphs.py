@@ -4,7 +4,7 @@ GPU's, and a plain loop over sequences for its attention kernel. `tests/gpu` has
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,22 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 
-from outrider.engine import causal_lm, graphs, varlen
+from outrider.engine import capture, causal_lm, graphs, varlen
 from outrider.engine.batch import RowRule
 from outrider.engine.causal_lm import PagedCausalLM
 from outrider.engine.config import EngineConfig
 from outrider.engine.graphs import Graphs
 from outrider.engine.hidden_states import HiddenStates
 from outrider.engine.memory_plan import Workspace
-from outrider.engine.model import load_model
+from outrider.engine.model import LoadedModel, load_model
+from outrider.engine.recorder import Recorder, Replay
 from outrider.engine.span import Span
 from outrider.engine.static_inputs import StaticInputs
 from outrider.errors import InvalidArgument
+from outrider.sampling import Rule, SamplingParams
+from tests.service.harness import Item, open_stream, propose
+from tests.unit.drafting import Bench
+from tests.unit.target_driver import Stream, Target, decode, guesses, nothing
 from tests.unit.tiny import tiny_llama
 
 VOCAB = 128
@@ -37,7 +42,7 @@ States = tuple[int, ...]
 class Again:
     """Runs the function as the GPU would repeat what it launched: from fixed memory to fixed memory."""
 
-    def record(self, run: graphs.Replay) -> graphs.Replay:
+    def record(self, run: Replay) -> Replay:
         run()
         return run
 
@@ -82,6 +87,14 @@ def varlen_reference(
     return out
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], PagedCausalLM]:
     """Equal networks on the varlen path, each with KV of its own."""
@@ -99,7 +112,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], PagedC
     return network
 
 
-def captured(network: PagedCausalLM, recorder: graphs.Recorder | None = None, want: States = ()) -> Graphs:
+def captured(network: PagedCausalLM, recorder: Recorder | None = None, want: States = ()) -> Graphs:
     states = HiddenStates(network.network)
     states.want(want)
     made = Graphs(network, states, recorder or Again(), most_rows=64, most_streams=24, longest=LONGEST)
@@ -166,9 +179,16 @@ def test_the_varlen_path_agrees_with_the_gather_path(
 def test_padding_touches_nobodys_keys(make: Callable[[], PagedCausalLM], monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards every other stream: a replayed step writes its own slots and scratch. Planted: slots left over."""
 
-    def untouched() -> bool:
+    fill = StaticInputs.fill
+
+    def leave_slots(self: StaticInputs, batch: Any) -> None:
+        batch.slots[batch.tokens :] = batch.slots[batch.tokens - 1] + 1
+        fill(self, batch)
+
+    def untouched(*, planted: bool) -> bool:
         network = make()
-        captured(network)
+        made = captured(network)
+        monkeypatch.setattr(StaticInputs, "fill", leave_slots if planted else fill)
         assert network.kv is not None
         for layer in network.kv.layers.values():
             layer.keys[:BLOCKS].fill_(7.0)
@@ -179,44 +199,57 @@ def test_padding_touches_nobodys_keys(make: Callable[[], PagedCausalLM], monkeyp
         written = (keys != 7.0).nonzero().tolist()
         network.forward([Span(0, [2], 5, 1, [0], 0, 0)])
         again = (keys != 7.0).nonzero().tolist()
+        assert made.replays == 3
         return written == sorted([[index, 3] for index in range(BLOCKS)] + [[0, 4]]) and len(again) == len(written) + 1
 
-    assert untouched()
-
-    fill = StaticInputs.fill
-
-    def leave_slots(self: StaticInputs, batch: Any) -> None:
-        batch.slots[batch.tokens :] = batch.slots[batch.tokens - 1] + 1
-        fill(self, batch)
-
-    monkeypatch.setattr(StaticInputs, "fill", leave_slots)
-    assert not untouched()
+    assert untouched(planted=False)
+    assert not untouched(planted=True)
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("fault", ["bits", "error"])
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("bits", "other bits"), ("state", "other hidden states 1"), ("page", "other bits"), ("error", "not permitted")],
+)
 def test_graphs_that_cannot_be_trusted_are_given_up(
-    make: Callable[[], PagedCausalLM], fault: str, caplog: pytest.LogCaptureFixture
+    make: Callable[[], PagedCausalLM],
+    fault: str,
+    words: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Guards a start on a device that captures wrongly or not at all: served without graphs, and said."""
 
     class Faulty(Again):
-        def record(self, run: graphs.Replay) -> graphs.Replay:
+        def record(self, run: Replay) -> Replay:
             if fault == "error":
                 raise RuntimeError("operation not permitted when stream is capturing")
             run()
 
             def replay() -> None:
                 run()
-                made[0]._logits[3, 5] += 1e-6
+                if fault == "bits":
+                    made[0]._logits[3, 5] += 1e-6
+                if fault == "state":
+                    made[0]._kept[1][2, 3] += 1e-6
 
             return replay
 
+    fill = StaticInputs.fill
+
+    def wrong_page(self: StaticInputs, batch: Any) -> None:
+        fill(self, batch)
+        self._table[:, 1:] = 0
+
+    if fault == "page":
+        monkeypatch.setattr(StaticInputs, "fill", wrong_page)
     plain, fast = make(), make()
-    made = [Graphs(fast, HiddenStates(fast.network), Faulty(), most_rows=64, most_streams=24, longest=LONGEST)]
+    states = HiddenStates(fast.network)
+    states.want((1,))
+    made = [Graphs(fast, states, Faulty(), most_rows=64, most_streams=24, longest=LONGEST)]
     assert not made[0].capture()
     assert "not replayed" in caplog.text
-    assert ("other bits" if fault == "bits" else "not permitted") in caplog.text
+    assert words in caplog.text
     fast.graphs = made[0]
     for spans in steps(2, 10):
         assert torch.equal(fast.forward(spans), plain.forward(spans))
@@ -251,11 +284,80 @@ def test_sizes_are_those_that_batches_are_padded_to() -> None:
     assert [rows for rows, queries in sizes if queries == 1] == [48, 32, 16]
 
 
-def test_the_cpu_captures_nothing(tmp_path: Path) -> None:
-    """Guards a start without a GPU, and the limit of the option."""
-    model = load_model(EngineConfig(model=str(tiny_llama(tmp_path)), kv_cache_tokens=512))
-    model.allocate_kv(model.num_blocks)
-    assert model.info.attention_backend == "gather"
+@torch.inference_mode()
+def test_a_stream_longer_than_the_page_table_is_computed_as_ever(make: Callable[[], PagedCausalLM]) -> None:
+    """Guards the step against a table without room, and models against positions in the proof that they do not have."""
+    plain, fast = make(), make()
+    made = Graphs(fast, HiddenStates(fast.network), Again(), most_rows=64, most_streams=24, longest=40)
+    assert made.capture()
+    assert {size.rows for size in made._sizes} == {16, 32}
+    fast.graphs = made
+    for start, replays in ((0, 1), (38, 2), (39, 2)):
+        spans = [Span(0, [1, 2], start, 2, [0], 0, 0)]
+        assert torch.equal(fast.forward(spans), plain.forward(spans))
+        assert made.replays == replays
+
+
+def test_texts_and_proposals_are_those_of_a_model_without_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards the whole way from the configuration on: plain runs, rounds of random length and drafting."""
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_reference)
+    monkeypatch.setattr(causal_lm, "varlen_obstacle", lambda shape: None)
+    monkeypatch.setattr(capture, "obstacle", lambda network: None)
+    monkeypatch.setattr(capture, "CudaRecorder", lambda device: Again())
+    monkeypatch.setattr(causal_lm, "PACKED_FLOAT32_RULE", RULE)
+    folder = tiny_llama(tmp_path, vocab=VOCAB)
+
+    def load(**settings: Any) -> LoadedModel:
+        kv = {"kv_cache_tokens": 16 * 256, "max_num_batched_tokens": 64, "max_num_seqs": 8}
+        model = load_model(EngineConfig(model=str(folder), dtype="float32", threads=1, **kv, **settings))
+        model.allocate_kv(model.num_blocks)
+        return model
+
+    plain, fast = load(enforce_eager=True), load(max_cudagraph_capture_size=48)
+    assert (plain.info.attention_backend, fast.info.attention_backend) == ("varlen", "varlen+graphs")
+    graphs_ = fast._network.graphs
+    assert graphs_ is not None
+    params = SamplingParams(temperature=0.0, max_tokens=10_000)
+
+    def streams() -> list[Stream]:
+        return [Stream(index, [3, index + 1] * (index + 1), params, rule=Rule.STANDARD) for index in range(3)]
+
+    def target(model: LoadedModel) -> Target:
+        return Target(model, num_blocks=16, block_size=256)
+
+    alone, together, plainly = streams(), streams(), streams()
+    decode(target(plain), alone, nothing, 30)
+    before = graphs_.replays
+    decode(target(fast), plainly, nothing, 30)
+    assert graphs_.replays >= before + 29
+    reference = {stream.stream_id: stream.text for stream in alone}
+    decode(target(fast), together, guesses(reference, VOCAB, seed=3), 30)
+    assert [stream.text[:30] for stream in plainly] == [stream.text[:30] for stream in alone]
+    assert [stream.text[:30] for stream in together] == [stream.text[:30] for stream in alone]
+    assert sum(stream.accepted for stream in together) > 20
+
+    before = graphs_.replays
+    proposals = []
+    for model in (plain, fast):
+        opens = tuple(open_stream(index, [5, 17, index], params) for index in range(3))
+        items = [Item(index, [5, 17, index]) for index in range(3)]
+        proposals.append(Bench(model).propose(propose(items, 5, opens=opens)))
+    assert proposals[0] == proposals[1]
+    assert graphs_.replays == before + 5
+
+
+def test_the_cpu_captures_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Guards a start without a GPU, which says so to who asks for graphs, and the limit of the option."""
+    caplog.set_level("INFO")
+    for rows in (None, 32):
+        model = load_model(
+            EngineConfig(model=str(tiny_llama(tmp_path)), kv_cache_tokens=512, max_cudagraph_capture_size=rows)
+        )
+        model.allocate_kv(model.num_blocks)
+        assert model.info.attention_backend == "gather"
+        assert ("not replayed from CUDA graphs: device cpu" in caplog.text) == (rows is not None)
     with pytest.raises(InvalidArgument, match="max_cudagraph_capture_size"):
         EngineConfig(model="m", max_cudagraph_capture_size=257)
 
@@ -263,11 +365,9 @@ def test_the_cpu_captures_nothing(tmp_path: Path) -> None:
 def test_gpus_keep_room_for_graphs() -> None:
     """Guards against a pool that leaves nothing for them."""
 
-    def held(config: EngineConfig) -> int:
-        return Workspace.of(config, vocab_rows=1000, widest=100, itemsize=2, copies=8).graphs
+    def held(rows: int | None, *, captures: bool = True) -> int:
+        config = EngineConfig(model="m", device="cuda", max_cudagraph_capture_size=rows)
+        return Workspace.of(config, vocab_rows=1000, widest=100, itemsize=2, copies=8, captures=captures).graphs
 
-    assert held(EngineConfig(model="m", device="cuda")) > held(
-        EngineConfig(model="m", device="cuda", max_cudagraph_capture_size=16)
-    )
-    assert not held(EngineConfig(model="m", device="cuda", enforce_eager=True))
-    assert not held(EngineConfig(model="m"))
+    assert held(None) == held(256) > held(16) > 0
+    assert not held(None, captures=False)
