@@ -6,7 +6,7 @@ import time
 
 from coordinator.acceptance_watch import AcceptanceWatch
 from coordinator.draft_side import DraftSide
-from coordinator.parts import DecoderState, Degraded, kv_use
+from coordinator.parts import DecoderState, Degraded, kv_use, replayed
 from coordinator.target_side import TargetSide
 
 
@@ -23,7 +23,7 @@ def attachment(targets: TargetSide, drafts: DraftSide, acceptance: AcceptanceWat
         degraded.append(Degraded("draft", health.out_reason, now_s - health.since_s))
     degraded += acceptance.degraded
     last_s = targets.last_verdict_s
-    use = {"target": kv_use(up), "draft": kv_use([draft_info] if draft_info is not None else [])}
+    sides = {"target": up, "draft": [draft_info]}
     return DecoderState(
         target=next(iter(up), None),
         draft=draft_info,
@@ -32,5 +32,6 @@ def attachment(targets: TargetSide, drafts: DraftSide, acceptance: AcceptanceWat
         last_step_age_s=now_s - last_s if last_s is not None else None,
         max_num_seqs=sum(info.max_num_seqs for info in up if info is not None),
         acceptance=acceptance.view,
-        kv_use={part: share for part, share in use.items() if share is not None},
+        kv_use={part: share for part, infos in sides.items() if (share := kv_use(infos)) is not None},
+        replayed={part: share for part, infos in sides.items() if (share := replayed(infos)) is not None},
     )

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class PartSeries(Collector):
-    """Links that are up, links that there should be, and KV in use, by part; and drift of acceptance."""
+    """Links that are up, links that there should be, KV in use and steps replayed, by part; and drift of acceptance."""
 
     def __init__(self, state: Callable[[], DecoderState]) -> None:
         self._state = state
@@ -29,6 +29,8 @@ class PartSeries(Collector):
         yield _labelled("links_up", text, "part", up)
         text = "Share of the service's KV blocks in use, from 0 to 1, a few seconds old; 0 without a KV cache."
         yield _labelled("kv_cache_usage_perc", text, "side", {part: state.kv_use.get(part, 0.0) for part in up})
+        text = "Share of the service's steps since its start that were replayed from CUDA graphs, from 0 to 1."
+        yield _labelled("graph_replay_perc", text, "side", {part: state.replayed.get(part, 0.0) for part in up})
         text = "By how much less the first drafted token is accepted than at the baseline; 0 while it is learnt."
         yield GaugeMetricFamily(f"{PREFIX}:acceptance_drift", text, value=state.acceptance.drop)
         text = "1 where that is more than chance explains."

@@ -60,6 +60,8 @@ class PartInfo:
     costs_state: str = ""
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
+    steps: int = 0
+    steps_replayed: int = 0
 
     @classmethod
     def from_pb(cls, message: Any) -> PartInfo:
@@ -105,6 +107,7 @@ class DecoderState(NamedTuple):
         max_num_seqs: streams that the targets which are up take together.
         kv_use: share of the KV blocks in use by part, over all services that are up; a part without KV is left out.
         acceptance: whether the pair's acceptance is what it was.
+        replayed: share of the steps that were replayed from CUDA graphs by part, as for `kv_use`.
     """
 
     target: PartInfo | None
@@ -115,6 +118,7 @@ class DecoderState(NamedTuple):
     max_num_seqs: int = 0
     kv_use: Mapping[str, float] = {}
     acceptance: View = View(None, None, False)
+    replayed: Mapping[str, float] = {}
 
 
 def kv_use(parts: Iterable[PartInfo | None]) -> float | None:
@@ -122,6 +126,13 @@ def kv_use(parts: Iterable[PartInfo | None]) -> float | None:
     known = [part for part in parts if part is not None]
     total = sum(part.kv_blocks_total for part in known)
     return sum(part.kv_blocks_used for part in known) / total if total else None
+
+
+def replayed(parts: Iterable[PartInfo | None]) -> float | None:
+    """Share of these services' steps since their start that were replayed from CUDA graphs; None before the first."""
+    known = [part for part in parts if part is not None]
+    total = sum(part.steps for part in known)
+    return sum(part.steps_replayed for part in known) / total if total else None
 
 
 def check_versions(part: str, info: PartInfo) -> None:

@@ -54,6 +54,7 @@ class PagedCausalLM:
         rule: Row counts that batches are padded to.
         kv: The KV cache, once allocated.
         graphs: Captured steps over that KV, if any.
+        replayed: Whether the latest step was one of them.
     """
 
     def __init__(self, network: Any, block_size: int | None = None) -> None:
@@ -75,6 +76,7 @@ class PagedCausalLM:
         self.dtype: torch.dtype = network.dtype
         self.kv: KVCache | None = None
         self.graphs: Graphs | None = None
+        self.replayed = False
         self._step = Step()
         decoder = network.get_decoder()
         # Where a class calls its output head `decoder`, transformers returns that.
@@ -144,6 +146,7 @@ class PagedCausalLM:
         if batch.new_blocks:
             self.kv.clear(batch.new_blocks)
         logits = None if self.graphs is None else self.graphs.forward(batch)
+        self.replayed = logits is not None
         if logits is None:
             logits = self.eager(batch)
         # A copy even where the type stays: what a graph wrote is written anew by the next step.

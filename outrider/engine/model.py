@@ -98,6 +98,11 @@ class LoadedModel:
         """float32 logits [sum of wanted, vocab_rows], in span order."""
         return self._network.forward(spans)
 
+    @property
+    def replayed(self) -> bool:
+        """Whether the latest pass was replayed from a CUDA graph."""
+        return self._network.replayed
+
     def copy_kv(self, copies: Sequence[Copy]) -> None:
         """Copies KV between blocks, in this order."""
         self._network.copy_kv(copies)

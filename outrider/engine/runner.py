@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -35,6 +35,16 @@ __all__ = ["Runner", "RunnerStats", "Step", "StepTiming", "Wait", "Worker"]
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+@runtime_checkable
+class Replaying(Protocol):
+    """A model that can replay steps from CUDA graphs."""
+
+    @property
+    def replayed(self) -> bool:
+        """Whether it did so in its latest pass."""
+        ...
 
 
 class _Call(NamedTuple):
@@ -206,7 +216,8 @@ class Runner(Generic[M, P]):
                 torch.cuda.current_stream(logits.device).synchronize()
             forward_ms = (time.monotonic() - started) * 1000
             # Counted before anybody is answered: who has the answer and asks for the counters finds it in them.
-            self._meter.count(len(step.spans), tokens, forward_ms)
+            replayed = isinstance(model, Replaying) and model.replayed
+            self._meter.count(len(step.spans), tokens, forward_ms, replayed=replayed)
             worker.finish(step, logits, StepTiming(started, forward_ms, len(step.spans), tokens))
         except Exception as error:
             self._meter.count_failure()

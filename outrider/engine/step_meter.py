@@ -15,6 +15,7 @@ class RunnerStats(NamedTuple):
 
     Attributes:
         steps_total: steps whose forward pass is done.
+        steps_replayed_total: those of them that were replayed from CUDA graphs.
         step_failures_total: steps that failed.
         step_streams_total: spans over all these steps.
         step_tokens_total: tokens fed over all these steps.
@@ -24,6 +25,7 @@ class RunnerStats(NamedTuple):
     """
 
     steps_total: int
+    steps_replayed_total: int
     step_failures_total: int
     step_streams_total: int
     step_tokens_total: int
@@ -36,7 +38,7 @@ class StepMeter:
     """Written by the engine thread, read by any."""
 
     def __init__(self) -> None:
-        self._steps = self._failures = self._streams = self._tokens = 0
+        self._steps = self._replayed = self._failures = self._streams = self._tokens = 0
         self._forward_ms = 0.0
         self._started: float | None = None
         self._tokens_now = 0
@@ -48,9 +50,10 @@ class StepMeter:
         self._started = time.monotonic()
         return self._started
 
-    def count(self, streams: int, tokens: int, forward_ms: float) -> None:
+    def count(self, streams: int, tokens: int, forward_ms: float, *, replayed: bool = False) -> None:
         """The forward pass of the step is done; answers may follow."""
         self._steps += 1
+        self._replayed += replayed
         self._streams += streams
         self._tokens += tokens
         self._forward_ms += forward_ms
@@ -70,6 +73,7 @@ class StepMeter:
         started, ended = self._started, self._ended
         return RunnerStats(
             steps_total=self._steps,
+            steps_replayed_total=self._replayed,
             step_failures_total=self._failures,
             step_streams_total=self._streams,
             step_tokens_total=self._tokens,

@@ -104,6 +104,7 @@ def model_info(
     info.batch_invariant = model.invariant
     info.batch_invariance_note = model.invariance_note
     info.steps = stats.steps_total
+    info.steps_replayed = stats.steps_replayed_total
     info.step_streams_total = stats.step_streams_total
     info.step_tokens_total = stats.step_tokens_total
     if stats.last_step_age_s is not None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider.engine.stub_model import StubModel
 from outrider.errors import InvalidArgument, Status
 from outrider.rpc.info import ServiceInfo
 from outrider.sampling import Rule, SamplingParams
@@ -87,8 +88,9 @@ async def test_a_service_says_what_it_is(tmp_path: Path) -> None:
                 assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_many_streams_share_a_message_and_a_step() -> None:
+async def test_many_streams_share_a_message_and_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the round trip of rounds and runs of several streams in one message, and the counters in GetInfo."""
+    monkeypatch.setattr(StubModel, "replayed", True, raising=False)
     async with serving("stub:script?tokens=5,6,7,8,9,10&vocab=16") as port, verify_link(port) as link:
         streams = [Stream(index, [1, 2], GREEDY) for index in range(3)]
         drafts = [Draft([5, 6]), Draft([5, 1]), Draft([])]
@@ -101,6 +103,7 @@ async def test_many_streams_share_a_message_and_a_step() -> None:
         assert [stream.text for stream in streams] == [[5, 6, 7], [5, 6], [5]]
         said = await info(port)
         assert (said.steps, said.step_streams_total, said.step_tokens_total, said.open_streams) == (1, 3, 10, 3)
+        assert said.steps_replayed == 1
 
         await link.send(plain(streams, 2, closed=[1]))
         runs = await verdicts(link, 5)

@@ -48,6 +48,7 @@ EXIST = {
     "outrider:acceptance_drifted",
     "outrider:kv_cache_usage_perc{side=target}",
     "outrider:kv_cache_usage_perc{side=draft}",
+    "outrider:graph_replay_perc{side=target}",
     "outrider:draft_failures_total{reason=overdue}",
     "outrider:draft_skipped_total{reason=no_draft}",
     "outrider:gamma_count",
@@ -137,6 +138,7 @@ def test_links_up_and_wanted_follow_the_parts() -> None:
     state = ScriptedDecoder().state
     missing = [Degraded("target", "gone", 1.0), Degraded("draft", "gone", 1.0)]
     half = state._replace(targets_up=1, draft=None, degraded=missing, kv_use={"target": 0.25})
+    half = half._replace(replayed={"target": 0.75})
     half = half._replace(acceptance=View(0.7, 0.5, True))
     registry = CollectorRegistry()
     registry.register(PartSeries(lambda: half))
@@ -148,6 +150,8 @@ def test_links_up_and_wanted_follow_the_parts() -> None:
         "outrider:links_wanted{part=draft}": 1,
         "outrider:kv_cache_usage_perc{side=target}": 0.25,
         "outrider:kv_cache_usage_perc{side=draft}": 0,
+        "outrider:graph_replay_perc{side=target}": 0.75,
+        "outrider:graph_replay_perc{side=draft}": 0,
         "outrider:acceptance_drift": pytest.approx(0.2),
         "outrider:acceptance_drifted": 1,
     }

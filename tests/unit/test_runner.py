@@ -21,6 +21,7 @@ class EchoModel:
     """Answers each span with one row that holds its first token."""
 
     info = SimpleNamespace()
+    replayed = False
 
     def __init__(self) -> None:
         self.threads: set[str] = set()
@@ -267,6 +268,7 @@ def test_a_long_step_shows_as_running_and_not_as_stuck(rig):
     idle = rig.runner.stats()
     assert idle.step_running_s is None and idle.last_step_age_s is not None
     rig.model.gate.clear()
+    rig.model.replayed = True
     answer, entered = ask(rig, 2), threading.Event()
     while rig.runner.stats().step_running_s is None:
         entered.wait(0.001)
@@ -274,6 +276,7 @@ def test_a_long_step_shows_as_running_and_not_as_stuck(rig):
     answer.result(TIMEOUT_S)
     stats = rig.runner.call(rig.runner.stats).result(TIMEOUT_S)
     assert (stats.steps_total, stats.step_streams_total, stats.step_tokens_total) == (2, 2, 4)
+    assert stats.steps_replayed_total == 1
 
 
 def test_a_long_step_is_not_taken_for_one_that_hangs(rig, monkeypatch: pytest.MonkeyPatch):

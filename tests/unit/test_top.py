@@ -21,7 +21,7 @@ from coordinator.costs import Costs
 from coordinator.counters import Counters
 from coordinator.decoding_series import DecodingSeries
 from coordinator.part_series import PartSeries
-from coordinator.parts import kv_use
+from coordinator.parts import kv_use, replayed
 from coordinator.profiles import ASK_S, Profiles
 from coordinator.streams import Registry
 from outrider.cli import app
@@ -139,10 +139,14 @@ def test_who_does_not_answer_is_an_error_and_so_is_a_bad_interval() -> None:
     assert CliRunner().invoke(app, ["top", "--url", "http://127.0.0.1:9", "--interval", "0"]).exit_code == 1
 
 
-def test_kv_in_use_is_over_all_services() -> None:
-    parts: Any = [SimpleNamespace(kv_blocks_used=used, kv_blocks_total=total) for used, total in ((5, 10), (10, 30))]
-    assert kv_use([*parts, None]) == 15 / 40
-    assert kv_use([]) is None
+def test_kv_in_use_and_replayed_steps_are_over_all_services() -> None:
+    parts: Any = [
+        SimpleNamespace(kv_blocks_used=used, kv_blocks_total=total, steps_replayed=used, steps=total)
+        for used, total in ((5, 10), (10, 30))
+    ]
+    for share in (kv_use, replayed):
+        assert share([*parts, None]) == 15 / 40
+        assert share([]) is None
 
 
 async def test_services_are_asked_again_but_seldom() -> None:
