@@ -19,14 +19,17 @@ class DraftIds:
         ids: [n] the target's id of each column, rising.
         vocab_rows: ids that the target has.
 
-    Attributes:
-        ids: int32 tensor [n].
     """
 
     def __init__(self, ids: Ints, vocab_rows: int) -> None:
         self._ids = ids
         self._vocab_rows = vocab_rows
-        self.ids = torch.from_numpy(ids.astype(np.int32))
+        self._on_device = torch.from_numpy(ids.astype(np.int32))
+
+    def on(self, device: torch.device) -> Tensor:
+        """int32 tensor [n]; stays where it was asked for last."""
+        self._on_device = self._on_device.to(device)
+        return self._on_device
 
     def of(self, columns: Ints) -> Ints:
         """The target's ids of columns."""
@@ -39,5 +42,5 @@ class DraftIds:
     def widen(self, logits: Tensor) -> Tensor:
         """Rows over all of the target's ids, -inf where the draft has none."""
         wide = logits.new_full((len(logits), self._vocab_rows), -torch.inf)
-        wide[:, self.ids.to(logits.device).long()] = logits
+        wide[:, self.on(logits.device).long()] = logits
         return wide

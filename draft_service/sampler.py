@@ -20,7 +20,7 @@ from outrider.engine import draws
 from outrider.engine import logits as processing
 from outrider.engine.edits import RowContext
 from outrider.engine.sequence import Sequence
-from outrider.engine.transfer import indices
+from outrider.engine.transfer import indices, to_device
 from outrider.noise import Role
 from outrider.sampling import Form, Rule
 from outrider.seam import U32
@@ -106,7 +106,7 @@ class Sampler:
         ]
         if way is _Way.GREEDY:
             choice = processing.greedy(logits, contexts)
-            tokens = _tokens(choice.ids.cpu().numpy(), ids)
+            tokens = _tokens(choice.ids, ids)
             sure = _confidences(logits, [job for job, _ in rows])
             return [
                 None if index in choice.faults else Slot(token, confidence=sure[index])
@@ -135,7 +135,7 @@ class Sampler:
             np.array(positions, np.uint32),
             np.array([job.opened.sample_index for job in jobs], np.uint32),
         )
-        chosen = draws.coupled_choice(p, keys, None if ids is None else ids.ids)
+        chosen = draws.coupled_choice(p, keys, None if ids is None else ids.on(p.device))
         return [Slot(token) for token in _tokens(chosen, ids)]
 
     def _sparse(self, p: Tensor, jobs: Rows[Job], ids: DraftIds | None) -> list[Slot]:
@@ -164,8 +164,8 @@ class Sampler:
             )
             if not len(columns):
                 continue
-            members = torch.tensor([index for index, other in enumerate(owners) if other == owner])
-            logits[members.to(logits.device)[:, None], torch.from_numpy(columns).to(logits.device)] = -torch.inf
+            members = indices([index for index, other in enumerate(owners) if other == owner], logits.device)
+            logits[members[:, None], to_device(columns, logits.device)] = -torch.inf
 
 
 def _confidences(logits: Tensor, jobs: Rows[Job]) -> list[float]:
@@ -176,7 +176,7 @@ def _confidences(logits: Tensor, jobs: Rows[Job]) -> list[float]:
     if not any(job.least_survival for job in jobs):
         return [1.0] * len(jobs)
     scale = [1.0 / job.opened.params.temperature if not job.opened.params.greedy else 1.0 for job in jobs]
-    scaled = logits * torch.tensor(scale, dtype=logits.dtype, device=logits.device)[:, None]
+    scaled = logits * to_device(np.array(scale), logits.device).to(logits.dtype)[:, None]
     return torch.exp(scaled.amax(dim=1) - scaled.logsumexp(dim=1)).tolist()
 
 

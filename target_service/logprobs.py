@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outrider.engine.span import Span
 from outrider.engine.top import at_least, largest
-from outrider.engine.transfer import indices
+from outrider.engine.transfer import indices, read, to_device
 from outrider.logprobs import LogprobRows, joined
 from outrider.seam import StreamOpen
 from target_service.round import Verdict
@@ -99,13 +99,13 @@ class RawRows:
             row, ids = at_least(taken, largest(taken, k).values[:, -1:])
             # All that reach the k-th value; of those that equal it only the lowest ids are kept.
             values = taken[row, ids]
-            row_, ids_, values_ = (column.cpu().numpy() for column in (row, ids, values))
+            row_, ids_, values_ = read(row, ids, values)
             order = np.lexsort((ids_, -values_, row_))
             first = np.searchsorted(row_, np.arange(len(part)))
             chosen = order[first[:, None] + np.arange(k)]
             kept_ids.append(ids_[chosen].astype(np.uint32))
             kept_values.append(values_[chosen])
-        values = self._normalised(torch.from_numpy(np.concatenate(kept_values)).to(self._logits.device), rows)
+        values = self._normalised(to_device(np.concatenate(kept_values), self._logits.device), rows)
         return np.concatenate(kept_ids), values.cpu().numpy()
 
     def _normalised(self, values: Tensor, rows: Sequence[int]) -> Tensor:

@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outrider.engine.draws import coupled_choice, inverse_cdf, residual
+from outrider.engine.draws import coupled_choice, inverse_cdf, inverted, residual
 from outrider.engine.edits import RowContext
 from outrider.engine.logits import greedy, process
-from outrider.engine.transfer import indices
+from outrider.engine.transfer import indices, read, to_device
 from outrider.errors import OutriderError
 from outrider.noise import Role, gumbel_row_keys, uniforms
 from outrider.sampling import Form, Rule
@@ -90,7 +90,7 @@ def _judge(logits: Tensor, rounds: list[Round]) -> list[Verdict | OutriderError]
     if greedy_ones:
         part = [rounds[index] for index in greedy_ones]
         choice = greedy(_take(logits, rounds, starts, greedy_ones), _contexts(part))
-        verdicts.update(zip(greedy_ones, _own_tokens(part, choice.ids.cpu().numpy(), choice.faults), strict=True))
+        verdicts.update(zip(greedy_ones, _own_tokens(part, choice.ids, choice.faults), strict=True))
 
     drawing = sorted(index for indices in by_way.values() for index in indices)
     if drawing:
@@ -184,20 +184,22 @@ def _sparse(p: Tensor, rounds: list[Round], faults: dict[int, OutriderError]) ->
 
     # Slot i of a round is judged on row i: the row before its token.
     slot_rows = np.array([start + i for start, n in zip(starts, slots, strict=False) for i in range(n)], np.int64)
+    last = indices([stop - 1 for stop in starts[1:]], device)
     p_x, emit = NO_F32, np.empty(0, np.int64)
+    drawn = inverted(p[last], u)
     if len(slot_rows):
         x = [token for a_round in rounds for token in (*a_round.proposal.x, *([-1] * a_round.proposal.blocked))]
         ids = indices(x, device)
-        slot_p = p[torch.from_numpy(slot_rows).to(device)]
-        p_x = slot_p.gather(1, ids.clamp(min=0)[:, None]).squeeze(1).masked_fill_(ids < 0, 0.0).cpu().numpy()
+        slot_p = p[to_device(slot_rows, device)]
+        of_x = slot_p.gather(1, ids.clamp(min=0)[:, None]).squeeze(1).masked_fill_(ids < 0, 0.0)
         before = list(accumulate(slots, initial=0))
         q_rows = [a_round.proposal.q_slots + first for a_round, first in zip(rounds, before, strict=False)]
         q_ids = np.concatenate([a_round.proposal.q_ids for a_round in rounds])
         q = np.concatenate([a_round.proposal.q for a_round in rounds])
-        emit = inverse_cdf(residual(slot_p, np.concatenate(q_rows), q_ids, q), np.repeat(u, slots))
-
-    last = indices([stop - 1 for stop in starts[1:]], device)
-    bonus = inverse_cdf(p[last], u)
+        recovered = inverted(residual(slot_p, np.concatenate(q_rows), q_ids, q), np.repeat(u, slots))
+        p_x, emit, bonus = read(of_x, recovered, drawn)
+    else:
+        (bonus,) = read(drawn)
     verdicts: list[Verdict | OutriderError] = []
     at = 0
     for index, n in enumerate(slots):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outrider.distribution import truncate
 from outrider.engine.top import argmax, at_least, largest
+from outrider.engine.transfer import read, to_device
 
 F64 = NDArray[np.float64]
 U64 = NDArray[np.uint64]
@@ -52,13 +53,19 @@ def inverse_cdf(weights: Tensor, u: F64) -> Ints:
     Returns:
         int64 [n] ids of positive weight; any id for a row that has none (a fault reported by `process`).
     """
-    uniforms = torch.from_numpy(u).to(weights.device)
+    (ids,) = read(inverted(weights, u))
+    return ids
+
+
+def inverted(weights: Tensor, u: F64) -> Tensor:
+    """As `inverse_cdf`, the ids left on the weights' device."""
+    uniforms = to_device(u, weights.device)
     ids = torch.empty(len(u), dtype=torch.int64, device=weights.device)
     for rows in _chunks(weights):
         mass = weights[rows].cumsum(dim=1, dtype=torch.float64)
         target = uniforms[rows, None] * mass[:, -1:]
         ids[rows] = torch.searchsorted(mass, target, right=True).squeeze(1)
-    return ids.clamp_(max=weights.shape[1] - 1).cpu().numpy()
+    return ids.clamp_(max=weights.shape[1] - 1)
 
 
 def residual(p: Tensor, rows: NDArray[np.integer], ids: NDArray[np.integer], q: NDArray[np.floating]) -> Tensor:
@@ -78,12 +85,18 @@ def residual(p: Tensor, rows: NDArray[np.integer], ids: NDArray[np.integer], q: 
     before = p[index]
     after = (before - _to(q[known], p.dtype, p.device)).clamp_(min=0)
     out = p.index_put(index, after)
+    if p.is_cuda:
+        return _filled(out, p)
     removed = p.new_zeros(len(p)).index_add_(0, index[0], before - after)
     suspects = (removed > _NEARLY_ALL).nonzero().flatten()
     if len(suspects):
-        empty = suspects[out[suspects].amax(dim=1) <= 0]
-        out[empty] = p[empty]
+        out[suspects] = _filled(out[suspects], p[suspects])
     return out
+
+
+def _filled(out: Tensor, p: Tensor) -> Tensor:
+    """The rows of p where those of `out` have nothing positive."""
+    return torch.where(out.amax(dim=1, keepdim=True) <= 0, p, out)
 
 
 def coupled_choice(p: Tensor, row_keys: U64, ids: Tensor | None = None) -> Ints:
@@ -95,14 +108,15 @@ def coupled_choice(p: Tensor, row_keys: U64, ids: Tensor | None = None) -> Ints:
     Args:
         p: [n, vocab] float32 weights.
         row_keys: uint64 [n] from `noise.gumbel_row_keys`.
-        ids: int32 [vocab] token id of each column, rising, where that is not its number: its noise is the id's.
+        ids: int32 [vocab] token id of each column, rising, where that is not its number: its noise is the id's. On p's
+            device.
 
     Returns:
         int64 [n] columns; ties go to the lowest id.
     """
     device = p.device
     low, high = (_to(half.view(np.int32), torch.int32, device)[:, None] for half in _halves(row_keys))
-    token_ids = torch.arange(p.shape[1], dtype=torch.int32, device=device) if ids is None else ids.to(device)
+    token_ids = torch.arange(p.shape[1], dtype=torch.int32, device=device) if ids is None else ids
     chosen = np.empty(len(p), np.int64)
     for rows in _chunks(p):
         weights = p[rows]
@@ -112,7 +126,8 @@ def coupled_choice(p: Tensor, row_keys: U64, ids: Tensor | None = None) -> Ints:
         bar = _score(weights.gather(1, likely), words.gather(1, likely)) * (2.0**-31 * (1 - _ROUNDING))
         row, token = at_least(bound, bar)
         scores = _score(weights[row, token], words[row, token])
-        chosen[rows] = _first_best(row.cpu().numpy(), token.cpu().numpy(), scores.cpu().numpy(), len(weights))
+        found, tokens, reached = read(row, token, scores)
+        chosen[rows] = _first_best(found, tokens, reached, len(weights))
     return chosen
 
 
@@ -146,11 +161,12 @@ def draft_distribution(p: Tensor, draft_top_k: int, mass: float = 0.995, exclude
     """
     if excluded is not None:
         p = p.masked_fill(excluded, 0.0)
-    values, ids = largest(p, min(draft_top_k, p.shape[1]))
-    probs = values.to(torch.float64).cpu().numpy()
+    largest_values, largest_ids = largest(p, min(draft_top_k, p.shape[1]))
+    values, ids = read(largest_values, largest_ids)
+    probs = values.astype(np.float64)
     keep = truncate(probs, mass)
     probs[np.arange(probs.shape[1]) >= keep[:, None]] = 0.0
-    return DraftRows(ids.cpu().numpy(), probs)
+    return DraftRows(ids, probs)
 
 
 def _first_best(rows: Ints, tokens: Ints, scores: F64, n: int) -> Ints:
@@ -175,4 +191,4 @@ def _shift(words: Tensor, bits: int) -> Tensor:
 
 
 def _to(values: NDArray[np.generic], dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).to(device, dtype)
+    return to_device(values, device).to(dtype)

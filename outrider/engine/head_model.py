@@ -122,7 +122,7 @@ class HeadModel:
         """float32 logits [sum of wanted, draft ids], in span order; a span wants its last row or none."""
         rows = self._lay_out(spans)
         positions, seats = self._ints(rows.positions), self._ints(rows.seats)
-        embedded = F.embedding(self._ints(rows.ids).to(self._embeddings.device), self._embeddings)
+        embedded = F.embedding(indices(rows.ids, self._embeddings.device), self._embeddings)
         embedded = embedded.to(self._device, self._dtype)
         hidden = self._hidden(rows, seats)
         if not rows.last:

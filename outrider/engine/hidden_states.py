@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from outrider.engine.transfer import to_device
+
 
 class HiddenStates:
     """What entered the chosen layers in the latest forward pass, or left the last one.
@@ -62,10 +64,11 @@ class HiddenStates:
         Returns:
             uint8 [n, layers x width x 2]: the layers side by side in bfloat16, little-endian.
         """
-        index = torch.from_numpy(rows)
-        parts = [self._seen[layer].index_select(0, index.to(self._seen[layer].device)) for layer in layers]
-        side_by_side = torch.cat([part.to(torch.bfloat16).cpu() for part in parts], dim=1)
-        return side_by_side.view(torch.uint8).numpy()
+        seen = [self._seen[layer] for layer in layers]
+        index = {device: to_device(rows, device) for device in {states.device for states in seen}}
+        parts = [states.index_select(0, index[states.device]).to(torch.bfloat16) for states in seen]
+        side_by_side = torch.cat([part.to(parts[0].device) for part in parts], dim=1)
+        return side_by_side.cpu().view(torch.uint8).numpy()
 
     @property
     def wanted(self) -> tuple[int, ...]:

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outrider.engine.edits import RowContext, edit
 from outrider.engine.filters import Filters, cut
 from outrider.engine.top import argmax
-from outrider.engine.transfer import indices
+from outrider.engine.transfer import indices, read
 from outrider.errors import InvalidArgument, NonFiniteLogits, OutriderError
 
 
@@ -34,9 +36,9 @@ class Processed(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Greedy tokens: int64 [rows] ids on the logits' device (meaningless where there is a fault), and the faults."""
+    """Greedy tokens: int64 [rows] ids (meaningless where there is a fault), and the faults."""
 
-    ids: Tensor
+    ids: NDArray[np.int64]
     faults: dict[int, OutriderError]
 
 
@@ -88,16 +90,16 @@ def greedy(logits: Tensor, rows: Sequence[RowContext]) -> Choice:
         logits: [rows, vocab] float32.
         rows: one per row; their temperature and filters are not looked at.
     """
-    ids = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
+    ids = np.empty(len(rows), np.int64)
     faults: dict[int, OutriderError] = {}
     for plain in (True, False):
         members = [i for i, row in enumerate(rows) if row.params.plain is plain]
         if members:
             best = argmax(_edited(logits, rows, members, plain=plain))
+            bad, ids[members] = read(_is_faulty(best.values[:, 0]), best.ids[:, 0])
             faults.update(
-                (members[i], _fault(logits[members[i]], rows[members[i]])) for i in _faulty(best.values[:, 0])
+                (members[i], _fault(logits[members[i]], rows[members[i]])) for i in np.flatnonzero(bad).tolist()
             )
-            ids[indices(members, logits.device)] = best.ids[:, 0]
     return Choice(ids, faults)
 
 
@@ -119,10 +121,16 @@ def _edited(logits: Tensor, rows: Sequence[RowContext], members: list[int], *, p
     return block if plain else edit(block, [rows[i] for i in members])
 
 
+def _is_faulty(witness: Tensor) -> Tensor:
+    """bool [rows]: any probability, or the largest logit, betrays NaN, +inf or a row without a finite logit."""
+    return ~torch.isfinite(witness)
+
+
 def _faulty(witness: Tensor) -> list[int]:
-    """Rows whose witness (any probability, or the largest logit) betrays NaN, +inf or a row without a finite logit."""
-    bad = ~torch.isfinite(witness)
-    return bad.nonzero().flatten().tolist() if bad.any() else []
+    """The rows where `_is_faulty` holds."""
+    (bad,) = read(_is_faulty(witness))
+    found: list[int] = np.flatnonzero(bad).tolist()
+    return found
 
 
 def _fault(raw: Tensor, row: RowContext) -> OutriderError:

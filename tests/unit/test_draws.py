@@ -9,7 +9,7 @@ import torch
 from outrider import noise, rule
 from outrider.distribution import quantise_rows
 from outrider.engine import draws
-from outrider.engine.draws import coupled_choice, draft_distribution, gumbel_words, inverse_cdf, residual
+from outrider.engine.draws import _filled, coupled_choice, draft_distribution, gumbel_words, inverse_cdf, residual
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +68,10 @@ def test_residual_of_equal_rows_is_p_itself():
     at, ids = np.array([0, 0, 1]), np.array([0, 1, 0])
     q = np.array([0.5, 0.5, 1.0])
     np.testing.assert_array_equal(residual(p, at, ids, q).numpy(), [[0.5, 0.5, 0.0], [0.0, 0.25, 0.25]])
+    # On a GPU every row is looked at, so that nothing has to be read: rows without any weight stay as they are.
+    out = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.25, 0.25]])
+    assert torch.equal(_filled(out, p), torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.25, 0.25]]))
+    assert not _filled(torch.zeros((1, 3)), torch.zeros((1, 3))).any()
 
 
 def test_residual_works_the_worked_number():
