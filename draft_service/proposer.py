@@ -99,7 +99,6 @@ class Proposer:
         return None if math.isinf(next_end) else Wait(max(next_end - now, 0.0))
 
     def finish(self, step: Step[list[Job]], logits: Tensor, timing: StepTiming) -> None:
-        began = self._clock()
         rows = []
         for job, span in zip(step.payload, step.spans, strict=True):
             sequence = self.intake.sequence(job)
@@ -109,12 +108,13 @@ class Proposer:
             if span.wanted:
                 rows.append((job, sequence))
         has_prompt = any(len(span.tokens) > _CATCH_UP_ROWS or not span.wanted for span in step.spans)
-        (self._chunk if has_prompt else self._plain).observe(timing.tokens, timing.forward_ms / 1_000)
         slots = self._sampler.draw(logits, rows, self.intake.excluded) if rows else []
-        sample_ms = (self._clock() - began) * 1_000
+        forward_ms = timing.measure()  # Not before what was drawn is there: until then it would mean waiting twice.
+        sample_ms = max((self._clock() - timing.started) * 1_000 - forward_ms, 0.0)
+        (self._chunk if has_prompt else self._plain).observe(timing.tokens, forward_ms / 1_000)
         for job in step.payload:
             job.started_s = timing.started if job.started_s is None else job.started_s
-            job.forward_ms += timing.forward_ms
+            job.forward_ms += forward_ms
             job.sample_ms += sample_ms
             job.step_streams, job.step_tokens = timing.streams, timing.tokens
         now = self._clock()

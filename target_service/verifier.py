@@ -120,7 +120,6 @@ class Verifier:
 
     def finish(self, step: Step[Pieces], logits: torch.Tensor, timing: StepTiming) -> None:
         """Judges and answers the rounds that the step completed."""
-        judging = self._clock()
         complete: list[tuple[Piece, Stream]] = []
         fed: list[Fed] = []
         row = 0
@@ -142,12 +141,13 @@ class Verifier:
         rounds = [_round(stream) for _, stream in complete]
         verdicts = judge(scored.judged(logits), rounds) if rounds else []
         logprobs = scored.take(raw, rounds, verdicts) if raw is not None else {}
+        forward_ms = timing.measure()  # Not before the verdicts are there: until then it would mean waiting twice.
         now = self._clock()
         queue_s = sum(timing.started - stream.item.ready_s for _, stream in complete if stream.item is not None)
         timings = Timings(
             queue_ms=1_000 * queue_s / max(len(complete), 1),
-            forward_ms=timing.forward_ms,
-            sample_ms=1_000 * (now - judging),
+            forward_ms=forward_ms,
+            sample_ms=max(1_000 * (now - timing.started) - forward_ms, 0.0),
             total_ms=1_000 * (queue_s / max(len(complete), 1) + now - timing.started),
             step_streams=timing.streams,
             step_tokens=timing.tokens,

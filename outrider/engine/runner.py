@@ -24,6 +24,7 @@ import torch
 
 from outrider.engine.idle_work import Idler, IdleWork
 from outrider.engine.step_meter import RunnerStats, StepMeter
+from outrider.engine.stopwatch import Stopwatch
 from outrider.engine.worker import M, P, Step, StepTiming, Wait, Worker
 from outrider.errors import Unavailable
 
@@ -207,18 +208,16 @@ class Runner(Generic[M, P]):
     def _step(self, model: Model, worker: Worker[M, P], step: Step[P]) -> None:
         tokens = sum(len(span.tokens) for span in step.spans)
         started = self._meter.begin(tokens)
+        watch = Stopwatch(model.info.device)
         try:
             if step.copies:
                 model.copy_kv(step.copies)
             logits = model.forward(step.spans)
-            if logits.is_cuda:
-                # The cost tables are fitted to this time, so it must be the device's, not that of queueing kernels.
-                torch.cuda.current_stream(logits.device).synchronize()
-            forward_ms = (time.monotonic() - started) * 1000
+            # Nobody waits for the device here: what a worker has to do on the host it does meanwhile.
+            timing = StepTiming(started, watch.stop(logits), len(step.spans), tokens)
             # Counted before anybody is answered: who has the answer and asks for the counters finds it in them.
-            replayed = isinstance(model, Replaying) and model.replayed
-            self._meter.count(len(step.spans), tokens, forward_ms, replayed=replayed)
-            worker.finish(step, logits, StepTiming(started, forward_ms, len(step.spans), tokens))
+            self._meter.count(len(step.spans), tokens, replayed=isinstance(model, Replaying) and model.replayed)
+            worker.finish(step, logits, timing)
         except Exception as error:
             self._meter.count_failure()
             log.exception("a step of %d streams failed", len(step.spans))

@@ -14,12 +14,11 @@ class RunnerStats(NamedTuple):
     """Counters since the start, and ages in seconds now.
 
     Attributes:
-        steps_total: steps whose forward pass is done.
+        steps_total: steps whose forward pass is done, or queued on a device.
         steps_replayed_total: those of them that were replayed from CUDA graphs.
         step_failures_total: steps that failed.
         step_streams_total: spans over all these steps.
         step_tokens_total: tokens fed over all these steps.
-        forward_ms_total: time in forward passes.
         last_step_age_s: since the last step ended; None before the first.
         step_running_s: since the step in progress began; None between steps.
     """
@@ -29,7 +28,6 @@ class RunnerStats(NamedTuple):
     step_failures_total: int
     step_streams_total: int
     step_tokens_total: int
-    forward_ms_total: float
     last_step_age_s: float | None
     step_running_s: float | None
 
@@ -39,7 +37,6 @@ class StepMeter:
 
     def __init__(self) -> None:
         self._steps = self._replayed = self._failures = self._streams = self._tokens = 0
-        self._forward_ms = 0.0
         self._started: float | None = None
         self._tokens_now = 0
         self._ended: float | None = None
@@ -50,13 +47,12 @@ class StepMeter:
         self._started = time.monotonic()
         return self._started
 
-    def count(self, streams: int, tokens: int, forward_ms: float, *, replayed: bool = False) -> None:
-        """The forward pass of the step is done; answers may follow."""
+    def count(self, streams: int, tokens: int, *, replayed: bool = False) -> None:
+        """The forward pass of the step is done, or queued on a device; answers may follow."""
         self._steps += 1
         self._replayed += replayed
         self._streams += streams
         self._tokens += tokens
-        self._forward_ms += forward_ms
 
     def count_failure(self) -> None:
         """The step failed."""
@@ -77,7 +73,6 @@ class StepMeter:
             step_failures_total=self._failures,
             step_streams_total=self._streams,
             step_tokens_total=self._tokens,
-            forward_ms_total=self._forward_ms,
             last_step_age_s=None if ended is None else now - ended,
             step_running_s=None if started is None else now - started,
         )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -39,18 +39,19 @@ class Wait:
     seconds: float
 
 
-class StepTiming(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StepTiming:
     """How a step went.
 
     Attributes:
         started: `time.monotonic()` when it began.
-        forward_ms: the forward pass, device included.
+        measure: gives the milliseconds of the forward pass, device included; waits for a pass that is still running.
         streams: spans in the step.
         tokens: tokens fed.
     """
 
     started: float
-    forward_ms: float
+    measure: Callable[[], float]
     streams: int
     tokens: int
 
@@ -69,7 +70,7 @@ class Worker(Protocol[M, P]):
         """What to run next: a step; nothing for a while; or (None) nothing until the next message."""
 
     def finish(self, step: Step[P], logits: Tensor, timing: StepTiming) -> None:
-        """Uses a step's logits, float32 [sum of wanted, vocab_rows] on the model's device."""
+        """Uses a step's logits, float32 [sum of wanted, vocab_rows] on the model's device, which may still compute."""
 
     def fail(self, step: Step[P], error: Exception) -> None:
         """The step could not be run or finished: answers its items with an error and frees what they held."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from outrider.engine.kv_cache import LayerShape
 from outrider.engine.model import LoadedModel, load_model
 from outrider.engine.probe import probe_error
 from outrider.engine.recorder import CudaRecorder, Replay
+from outrider.engine.stopwatch import Stopwatch
 from outrider.engine.varlen import MIN_CAPABILITY, varlen_obstacle
 from outrider.errors import InvalidArgument
 from tests.unit.test_engine_attention import ARCHITECTURES, config_of
@@ -134,6 +136,17 @@ def test_steps_replayed_from_graphs_give_the_bits_of_ordinary_ones(folder: Path)
         assert torch.equal(fast.hidden_states.latest(1)[:rows], plain.hidden_states.latest(1)[:rows])
     assert fast._network.graphs is not None
     assert fast._network.graphs.replays > 30
+
+
+@pytest.mark.parametrize("device", [DEVICE, "cpu"])
+def test_the_time_of_a_pass_is_the_devices(device: str) -> None:
+    """Guards cost tables against the time of queueing kernels; a model whose first layer is elsewhere is waited for."""
+    watch, began = Stopwatch(device), time.monotonic()
+    torch.cuda._sleep(200_000_000)
+    measure = watch.stop(torch.ones(1, device=DEVICE))
+    queued_ms = 1_000 * (time.monotonic() - began)
+    assert measure() > 20
+    assert (queued_ms < measure() / 2) == (device == DEVICE)
 
 
 class _Unchecked(CudaRecorder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from draft_service.head_proposer import HeadProposer
 from draft_service.intake import send_as_is
 from draft_service.proposer import Proposer
 from draft_service.sampler import Sampler
+from outrider.engine import worker
 from outrider.engine.block_manager import BlockManager
 from outrider.engine.grammar import Grammars
 from outrider.engine.head_model import HeadModel
@@ -23,6 +25,16 @@ from tests.service.harness import drafted
 
 OWNER = b"test coordinator"
 LEASE_S = 10.0
+
+
+def noted_timing(order: list[str], started: float, measure: Callable[[], float], *rest: int) -> StepTiming:
+    """A timing that notes when it is asked for."""
+
+    def noted() -> float:
+        order.append("measure")
+        return measure()
+
+    return worker.StepTiming(started, noted, *rest)
 
 
 class Link:
@@ -111,7 +123,7 @@ class Bench:
             took_s += row_s * tokens
             started = self.now
             self.now += took_s
-            self.proposer.finish(plan, logits, StepTiming(started, took_s * 1_000, len(plan.spans), tokens))
+            self.proposer.finish(plan, logits, StepTiming(started, lambda: took_s * 1_000, len(plan.spans), tokens))
         return True
 
     def run(self) -> ProposalBatch:

@@ -132,7 +132,7 @@ class Target:
             self.model.copy_kv(plan.copies)
         logits = self.model.forward(plan.spans)
         started, self.now = self.now, self.now + 0.01
-        timing = StepTiming(started, 10.0, len(plan.spans), sum(len(span.tokens) for span in plan.spans))
+        timing = StepTiming(started, lambda: 10.0, len(plan.spans), sum(len(span.tokens) for span in plan.spans))
         try:
             self.verifier.finish(plan, logits, timing)
         except Exception as error:

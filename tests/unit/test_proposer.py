@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from outrider.errors import Status
 from outrider.sampling import Form, Rule, SamplingParams
 from outrider.seam import Cut, ProposalBatch, StreamOpen
 from tests.service.harness import Item, drafted, open_stream, propose
-from tests.unit.drafting import LEASE_S, OWNER, Bench
+from tests.unit import drafting
+from tests.unit.drafting import LEASE_S, OWNER, Bench, noted_timing
 from tests.unit.tiny import tiny_llama
 
 VOCAB = 64
@@ -77,6 +79,24 @@ def test_catching_up_equals_a_fresh_prefill(model: LoadedModel, params: Sampling
         accepted = int(rng.integers(0, slots + 1))
         emitted = [*drafted(warm)[1][:accepted], int(rng.integers(0, VOCAB))]
         tokens, opens, base = tokens + emitted, (), len(tokens)
+
+
+def test_nobody_waits_for_the_device_before_something_was_drawn(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards the overlap of host and device: asking how long the pass takes waits for its end."""
+    order: list[str] = []
+    bench = Bench(model)
+    draw = bench.proposer._sampler.draw
+
+    def drawing(*arguments: Any) -> Any:
+        order.append("draw")
+        return draw(*arguments)
+
+    monkeypatch.setattr(bench.proposer._sampler, "draw", drawing)
+    monkeypatch.setattr(drafting, "StepTiming", partial(noted_timing, order))
+    bench.propose(propose([Item(1, PROMPT)], 3, opens=(open_stream(1, PROMPT, GREEDY),)))
+    assert order == ["draw", "measure"] * 3
 
 
 def test_after_a_round_the_cache_ends_where_the_algorithm_says(model: LoadedModel) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ from outrider.errors import Status
 from outrider.rpc.link import Detached
 from outrider.sampling import Form, Rule, SamplingParams
 from outrider.seam import Cut
+from target_service import verifier
+from target_service.scoring import judge
+from tests.unit import target_driver
+from tests.unit.drafting import noted_timing
 from tests.unit.target_driver import (
     OWNER,
     Draft,
@@ -525,6 +530,24 @@ def test_texts_survive_preemption(llama: Any) -> None:
     assert {stream.stream_id: stream.text[:60] for stream in together} == reference
     assert target.verifier.scheduler.preemptions > 0
     assert target.verifier.streams._block_manager.used_blocks == 0
+
+
+def test_nobody_waits_for_the_device_before_something_was_judged(
+    disjoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards the overlap of host and device: asking how long the pass takes waits for its end."""
+    order: list[str] = []
+
+    def judging(*arguments: Any) -> Any:
+        order.append("judge")
+        return judge(*arguments)
+
+    monkeypatch.setattr(verifier, "judge", judging)
+    monkeypatch.setattr(target_driver, "StepTiming", partial(noted_timing, order))
+    target = Target(disjoint)
+    target.send(plain([Stream(1, [3], SAMPLED)], 2))
+    target.settle()
+    assert order == ["judge", "measure"] * 2
 
 
 def test_a_dense_q_beside_one_of_an_unknown_stream_is_asked_for_again(disjoint: Any) -> None:
