@@ -75,6 +75,8 @@ class DraftConfig(ServiceConfig):
             between("suffix_window", self.suffix_window, 64, 1 << 20)
         if self.draft_sample_method not in ("probabilistic", "greedy"):
             raise InvalidArgument("draft_sample_method", f"{self.draft_sample_method!r} is not probabilistic or greedy")
+        if not self.is_lookup:
+            self.engine()  # which checks what is its own, so that a file's faults come out all at once
 
     @property
     def is_lookup(self) -> bool:

@@ -27,6 +27,7 @@ class TargetConfig(ServiceConfig):
                 "max_num_batched_tokens",
                 f"{self.max_num_batched_tokens} rows cannot hold max_slots + 1 = {self.max_slots + 1} of one stream",
             )
+        self.engine()  # which checks what is its own, so that a file's faults come out all at once
 
     def engine(self) -> EngineConfig:
         """As the base's; a round wants a row of logits for each slot and one behind them.
