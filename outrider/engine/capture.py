@@ -57,7 +57,7 @@ def capture(
         network,
         states,
         CudaRecorder(network.device),
-        most_rows=min(config.graph_rows, network.rule.pad(config.max_num_batched_tokens)),
+        most_rows=network.rule.pad(config.graph_rows),
         most_streams=config.max_num_seqs,
         longest=longest,
     )

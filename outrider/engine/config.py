@@ -19,7 +19,7 @@ KEY_BLOCK = 256
 # Paged FlashAttention-2 reads pages of a multiple of this many tokens.
 VARLEN_PAGE = 256
 # Steps of more rows take a GPU longer than launching their kernels takes the host.
-MAX_GRAPH_ROWS = 256
+MAX_GRAPH_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class EngineConfig:
         load_format: `auto` reads the weights; `dummy` makes random ones from config.json alone, for measuring speed.
         enforce_eager: Never replays steps from CUDA graphs.
         max_cudagraph_capture_size: Rows of the largest step that is captured in a CUDA graph, 1 .. `MAX_GRAPH_ROWS`;
-            unset means the most.
+            unset means what `max_num_seqs` streams that all want logits can need, but room for two rows each.
         threads: Torch threads of the engine thread; unset leaves torch's own choice.
         trust_remote_code: Whether a model folder may bring its own Python code.
     """
@@ -89,7 +89,7 @@ class EngineConfig:
                 "max_num_batched_tokens",
                 f"{self.max_num_batched_tokens} is below max_num_seqs ({self.max_num_seqs}): one token each must fit",
             )
-        if not 1 <= self.graph_rows <= MAX_GRAPH_ROWS:
+        if self.max_cudagraph_capture_size is not None and not 1 <= self.max_cudagraph_capture_size <= MAX_GRAPH_ROWS:
             raise InvalidArgument(
                 "max_cudagraph_capture_size", f"{self.max_cudagraph_capture_size} is outside 1 .. {MAX_GRAPH_ROWS}"
             )
@@ -101,7 +101,11 @@ class EngineConfig:
     @property
     def graph_rows(self) -> int:
         """Rows of the largest step that is captured, where steps are."""
-        return MAX_GRAPH_ROWS if self.max_cudagraph_capture_size is None else self.max_cudagraph_capture_size
+        needed = max(2 * self.max_num_seqs, self.logits_rows or 0)
+        rows = (
+            min(needed, MAX_GRAPH_ROWS) if self.max_cudagraph_capture_size is None else self.max_cudagraph_capture_size
+        )
+        return min(rows, self.max_num_batched_tokens)
 
     @property
     def is_dummy(self) -> bool:

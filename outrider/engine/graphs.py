@@ -82,8 +82,7 @@ class Graphs:
         self._states = states
         self._recorder = recorder
         self._scratch = network.kv.scratch_block
-        # The proof of a size has a row at each position below its rows; models may have no more of them than `longest`.
-        self._sizes = list(_sizes(network.rule, min(most_rows, MAX_GRAPH_ROWS, longest), most_streams))
+        self._sizes = list(_sizes(network.rule, min(most_rows, MAX_GRAPH_ROWS), most_streams))
         self._longest = longest
         rows = max((size.rows for size in self._sizes), default=0)
         self._inputs = StaticInputs(
@@ -193,16 +192,21 @@ def _proof(size: Size, network: PagedCausalLM, scratch: int, longest: int) -> li
     """Streams of few rows each for a step of this size.
 
     All have their keys and values in the scratch block, one behind the other, so that nobody's are touched; where
-    streams can be that long, some see the block twice, as the two pages of their table. The last row is padding.
+    streams can be that long, some see the block twice, as the two pages of their table. Once the block is full the same
+    streams come again, and write the same once more. The last row is padding.
     """
     spans: list[Span] = []
-    row = 1
+    places = min(size.rows, network.block_size, longest)
+    row, place, turn = 1, 1, 0
     while row < size.rows:
-        count = min(size.queries, 1 + len(spans) % 5, size.rows - row)
-        tokens = [(7 * place + size.rows) % network.vocab_rows for place in range(row, row + count)]
-        pages = 1 + (len(spans) % 3 == 2 and longest >= 2 * network.block_size)
-        spans.append(Span(len(spans), tokens, row + (pages - 1) * network.block_size, count, [scratch] * pages, 0, 0))
-        row += count
+        count = min(size.queries, 1 + turn % 5, places - place)
+        first = network.block_size if turn % 3 == 2 and longest >= 2 * network.block_size else 0
+        tokens = [(7 * at + size.rows) % network.vocab_rows for at in range(place, place + count)][: size.rows - row]
+        pages = [scratch] * (2 if first else 1)
+        spans.append(Span(len(spans), tokens, first + place, len(tokens), pages, 0, 0))
+        row, place, turn = row + len(tokens), place + count, turn + 1
+        if place == places:
+            place, turn = 1, 0
     return spans
 
 

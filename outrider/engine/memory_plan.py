@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from outrider.engine.batch import round_up
 from outrider.engine.config import EngineConfig
 from outrider.errors import DoesNotFit
 
@@ -21,6 +22,8 @@ CPU_KV_SHARE = 0.4
 _GIB = 2**30
 _DRAWN_AT_ONCE = 1 << 26
 """Logits that are processed and drawn from at once; p and the residual take as much again each."""
+_PADDING = 128
+"""Rows are padded to a multiple of so many at most."""
 _GRAPHS = 1 << 28
 """What the driver keeps for some forty graphs of a few hundred kernels each, by a cautious guess."""
 
@@ -58,7 +61,7 @@ class Workspace:
         )
         logits = rows * vocab_rows
         drawing = 3 * 4 * min(logits, _DRAWN_AT_ONCE)
-        captured = min(config.graph_rows, config.max_num_batched_tokens)
+        captured = round_up(config.graph_rows, _PADDING)
         held = captured * (copies * widest + 2 * vocab_rows) * itemsize + _GRAPHS
         return cls(
             copies * config.max_num_batched_tokens * widest * itemsize,

@@ -66,7 +66,7 @@ BAD = {
     "target:\n  modle: x\n": "f.yaml:2: target.modle: there is no such setting; did you mean model?",
     "target:\n  max-num-seqs: 3\n  model: x\n": "did you mean max_num_seqs?",
     "target:\n  model: x\n  port: 70000\n": "f.yaml:3: target.port: must be from 0 to 65535, got 70000",
-    "target:\n  model: x\n  max_cudagraph_capture_size: 300\n": "target.max_cudagraph_capture_size: 300 is outside",
+    "target:\n  model: x\n  max_cudagraph_capture_size: 600\n": "target.max_cudagraph_capture_size: 600 is outside",
     "target:\n  model: x\n  port: '5'\n": "f.yaml:3: target.port: must be a whole number, got '5'",
     "target:\n  model: x\n  trust_remote_code: 1\n": "must be true or false",
     "target:\n  max_slots: 3\n": "target.model: is required",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -290,12 +291,29 @@ def test_a_stream_longer_than_the_page_table_is_computed_as_ever(make: Callable[
     plain, fast = make(), make()
     made = Graphs(fast, HiddenStates(fast.network), Again(), most_rows=64, most_streams=24, longest=40)
     assert made.capture()
-    assert {size.rows for size in made._sizes} == {16, 32}
     fast.graphs = made
     for start, replays in ((0, 1), (38, 2), (39, 2)):
         spans = [Span(0, [1, 2], start, 2, [0], 0, 0)]
         assert torch.equal(fast.forward(spans), plain.forward(spans))
         assert made.replays == replays
+
+
+@pytest.mark.parametrize(("rows", "longest"), [(16, 1024), (256, 1024), (512, 1024), (64, 40), (512, 300)])
+@pytest.mark.parametrize("queries", [1, graphs.MOST_QUERIES])
+def test_the_proof_of_a_size_fills_it_within_the_scratch_block(rows: int, longest: int, queries: int) -> None:
+    """Guards the start against positions that a model does not have, and the proof against a slot that is written with
+    two values, of which nobody knows which one stays."""
+    network: Any = SimpleNamespace(block_size=256, vocab_rows=VOCAB)
+    spans = graphs._proof(graphs.Size(rows, queries), network, 9, longest)
+    assert sum(len(span.tokens) for span in spans) == rows - 1
+    assert any(len(span.blocks) == 2 for span in spans) == (longest >= 512)
+    written: dict[int, tuple[int, int]] = {}
+    for span in spans:
+        assert 1 <= len(span.tokens) <= queries
+        assert set(span.blocks) == {9}
+        for position, token in enumerate(span.tokens, span.start):
+            assert 0 < position < min(longest, 256 * len(span.blocks))
+            assert written.setdefault(position % 256, (position, token)) == (position, token)
 
 
 def test_texts_and_proposals_are_those_of_a_model_without_graphs(
@@ -359,7 +377,23 @@ def test_the_cpu_captures_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         assert model.info.attention_backend == "gather"
         assert ("not replayed from CUDA graphs: device cpu" in caplog.text) == (rows is not None)
     with pytest.raises(InvalidArgument, match="max_cudagraph_capture_size"):
-        EngineConfig(model="m", max_cudagraph_capture_size=257)
+        EngineConfig(model="m", max_cudagraph_capture_size=513)
+
+
+def test_what_is_captured_follows_the_streams_and_their_slots() -> None:
+    """Guards verify steps against running without graphs, and drafts against capturing what they never run."""
+
+    def rows(**settings: Any) -> int:
+        return EngineConfig(model="m", **settings).graph_rows
+
+    assert rows(max_num_seqs=64, logits_rows=64 * 6) == 384
+    assert rows(max_num_seqs=64, logits_rows=64 * 33) == 512
+    assert (rows(max_num_seqs=64), rows(max_num_seqs=8), rows(max_num_seqs=8, max_num_batched_tokens=12)) == (
+        128,
+        16,
+        12,
+    )
+    assert rows(max_num_seqs=8, max_cudagraph_capture_size=300) == 300
 
 
 def test_gpus_keep_room_for_graphs() -> None:
@@ -369,5 +403,5 @@ def test_gpus_keep_room_for_graphs() -> None:
         config = EngineConfig(model="m", device="cuda", max_cudagraph_capture_size=rows)
         return Workspace.of(config, vocab_rows=1000, widest=100, itemsize=2, copies=8, captures=captures).graphs
 
-    assert held(None) == held(256) > held(16) > 0
+    assert held(512) > held(None) == held(128) == held(16) > 0
     assert not held(None, captures=False)
