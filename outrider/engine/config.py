@@ -42,7 +42,7 @@ class EngineConfig:
         load_format: `auto` reads the weights; `dummy` makes random ones from config.json alone, for measuring speed.
         enforce_eager: Never replays steps from CUDA graphs.
         max_cudagraph_capture_size: Rows of the largest step that is captured in a CUDA graph, 1 .. `MAX_GRAPH_ROWS`;
-            unset means what `max_num_seqs` streams that all want logits can need, but room for two rows each.
+            unset means `logits_rows`, but at least two rows for each of `max_num_seqs` streams.
         threads: Torch threads of the engine thread; unset leaves torch's own choice.
         trust_remote_code: Whether a model folder may bring its own Python code.
     """
@@ -101,10 +101,9 @@ class EngineConfig:
     @property
     def graph_rows(self) -> int:
         """Rows of the largest step that is captured, where steps are."""
-        needed = max(2 * self.max_num_seqs, self.logits_rows or 0)
-        rows = (
-            min(needed, MAX_GRAPH_ROWS) if self.max_cudagraph_capture_size is None else self.max_cudagraph_capture_size
-        )
+        rows = self.max_cudagraph_capture_size
+        if rows is None:
+            rows = min(max(2 * self.max_num_seqs, self.logits_rows or 0), MAX_GRAPH_ROWS)
         return min(rows, self.max_num_batched_tokens)
 
     @property
