@@ -113,21 +113,14 @@ class Sampler:
                 for index, token in enumerate(tokens)
             ]
         processed = processing.process(logits, contexts)
-        good = [index for index in range(len(rows)) if index not in processed.faults]
-        slots: list[Slot | None] = [None] * len(rows)
-        if not good:
-            return slots
-        p = processed.p if len(good) == len(rows) else processed.p[indices(good, logits.device)]
-        jobs = [rows[index][0] for index in good]
+        jobs = [job for job, _ in rows]
+        if way is _Way.SPARSE:
+            return self._sparse(processed, jobs, ids)
         if way is _Way.COUPLED:
-            drawn = self._coupled(p, jobs, [len(rows[index][1].tokens) for index in good], ids)
-        elif way is _Way.DENSE:
-            drawn = self._dense(p, jobs)
+            drawn = self._coupled(processed.p, jobs, [len(sequence.tokens) for _, sequence in rows], ids)
         else:
-            drawn = self._sparse(p, jobs, ids)
-        for index, slot in zip(good, drawn, strict=True):
-            slots[index] = slot
-        return slots
+            drawn = self._dense(processed.p, jobs)
+        return [None if index in processed.faults else slot for index, slot in enumerate(drawn)]
 
     def _coupled(self, p: Tensor, jobs: Rows[Job], positions: list[int], ids: DraftIds | None) -> list[Slot]:
         keys = noise.gumbel_row_keys(
@@ -138,12 +131,19 @@ class Sampler:
         chosen = draws.coupled_choice(p, keys, None if ids is None else ids.on(p.device))
         return [Slot(token) for token in _tokens(chosen, ids)]
 
-    def _sparse(self, p: Tensor, jobs: Rows[Job], ids: DraftIds | None) -> list[Slot]:
-        columns, probs = draws.draft_distribution(p, self._draft_top_k)
+    def _sparse(self, processed: processing.Processed, jobs: Rows[Job], ids: DraftIds | None) -> list[Slot | None]:
+        columns, probs = draws.draft_distribution(processed.p, self._draft_top_k)
+        slots: list[Slot | None] = [None] * len(jobs)
+        good = [index for index in range(len(jobs)) if index not in processed.faults]
+        if not good:
+            return slots
+        columns, probs, jobs = columns[good], probs[good], [jobs[index] for index in good]
         supports = quantise_rows(probs, columns if ids is None else ids.of(columns))
         drawn = draw_rows(supports, noise.sixteen_bits(*_counters(jobs), Role.DRAFT))
         chosen = raw_q(jobs, supports, drawn).tolist()
-        return [_sparse_slot(support, index) for support, index in zip(supports, chosen, strict=True)]
+        for index, support, place in zip(good, supports, chosen, strict=True):
+            slots[index] = _sparse_slot(support, place)
+        return slots
 
     def _dense(self, p: Tensor, jobs: Rows[Job]) -> list[Slot]:
         if self._greedy_draft:

@@ -10,8 +10,9 @@ drawn with the very same words.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from outrider.engine.draws import coupled_choice, inverse_cdf, inverted, residual
 from outrider.engine.edits import RowContext
-from outrider.engine.logits import greedy, process
+from outrider.engine.logits import Processed, greedy, process
 from outrider.engine.transfer import indices, read, to_device
 from outrider.errors import OutriderError
 from outrider.noise import Role, gumbel_row_keys, uniforms
@@ -30,6 +31,9 @@ from outrider.seam import StreamOpen
 from target_service.planted import row_shift
 from target_service.proposal import Proposal
 from target_service.round import NO_F32, Round, Verdict
+
+Faults = Mapping[int, OutriderError]
+"""Why rows have no distribution."""
 
 _CHUNK = 1 << 26
 """Logits worked on at once: 256 MB of float32, and as much again for each of p and the residual."""
@@ -95,8 +99,8 @@ def _judge(logits: Tensor, rounds: list[Round]) -> list[Verdict | OutriderError]
     drawing = sorted(index for indices in by_way.values() for index in indices)
     if drawing:
         part = [rounds[index] for index in drawing]
-        p, faults = process(_take(logits, rounds, starts, drawing), _contexts(part))
-        verdicts.update(zip(drawing, _draw(p, faults, part), strict=True))
+        processed = process(_take(logits, rounds, starts, drawing), _contexts(part))
+        verdicts.update(zip(drawing, _draw(processed, part), strict=True))
     return [verdicts[index] for index in range(len(rounds))]
 
 
@@ -131,7 +135,7 @@ def _contexts(rounds: Sequence[Round]) -> list[RowContext]:
     ]
 
 
-def _draw(p: Tensor, faults: dict[int, OutriderError], rounds: list[Round]) -> list[Verdict | OutriderError]:
+def _draw(processed: Processed, rounds: list[Round]) -> list[Verdict | OutriderError]:
     """Verdicts of rounds above temperature 0 from their processed rows."""
     starts = list(accumulate((a_round.rows for a_round in rounds), initial=0))
     ways = [_way(a_round.opened) for a_round in rounds]
@@ -140,30 +144,29 @@ def _draw(p: Tensor, faults: dict[int, OutriderError], rounds: list[Round]) -> l
         wanted = [index for index, its_way in enumerate(ways) if its_way is way]
         if wanted:
             part = [rounds[index] for index in wanted]
-            local = _local_faults(faults, starts, wanted)
-            verdicts.update(zip(wanted, verdict(_take(p, rounds, starts, wanted), part, local), strict=True))
+            local = partial(_local_faults, processed.faults, starts, wanted)
+            verdicts.update(zip(wanted, verdict(_take(processed.p, rounds, starts, wanted), part, local), strict=True))
     return [verdicts[index] for index in range(len(rounds))]
 
 
-def _local_faults(faults: dict[int, OutriderError], starts: list[int], wanted: list[int]) -> dict[int, OutriderError]:
-    """Faults by row among the rows of the wanted rounds only."""
+def _local_faults(faults: Faults, starts: list[int], wanted: list[int]) -> Faults:
+    """Faults by row among the rows of the wanted rounds only; waits for the device, see `Processed`."""
     if not faults:
         return {}
     rows = [row for index in wanted for row in range(starts[index], starts[index + 1])]
     return {position: faults[row] for position, row in enumerate(rows) if row in faults}
 
 
-def _coupled(p: Tensor, rounds: list[Round], faults: dict[int, OutriderError]) -> list[Verdict | OutriderError]:
+def _coupled(p: Tensor, rounds: list[Round], faults: Callable[[], Faults]) -> list[Verdict | OutriderError]:
     rows = [a_round.rows for a_round in rounds]
     keys = np.repeat(np.array([a_round.opened.gumbel_key for a_round in rounds], np.uint64), rows)
     samples = np.repeat(np.array([a_round.opened.sample_index for a_round in rounds], np.uint32), rows)
     positions = np.array([a_round.committed + slot for a_round in rounds for slot in range(a_round.rows)], np.uint32)
-    return _own_tokens(rounds, coupled_choice(p, gumbel_row_keys(keys, positions, samples)), faults)
+    y = coupled_choice(p, gumbel_row_keys(keys, positions, samples))
+    return _own_tokens(rounds, y, faults())
 
 
-def _own_tokens(
-    rounds: list[Round], y: NDArray[np.int64], faults: dict[int, OutriderError]
-) -> list[Verdict | OutriderError]:
+def _own_tokens(rounds: list[Round], y: NDArray[np.int64], faults: Faults) -> list[Verdict | OutriderError]:
     """Verdicts where the target answers with its own tokens y, one per row."""
     verdicts: list[Verdict | OutriderError] = []
     start = 0
@@ -176,7 +179,7 @@ def _own_tokens(
     return verdicts
 
 
-def _sparse(p: Tensor, rounds: list[Round], faults: dict[int, OutriderError]) -> list[Verdict | OutriderError]:
+def _sparse(p: Tensor, rounds: list[Round], faults: Callable[[], Faults]) -> list[Verdict | OutriderError]:
     starts = list(accumulate((a_round.rows for a_round in rounds), initial=0))
     slots = [a_round.proposal.slots for a_round in rounds]
     u = emit_uniforms(rounds)
@@ -200,28 +203,30 @@ def _sparse(p: Tensor, rounds: list[Round], faults: dict[int, OutriderError]) ->
         p_x, emit, bonus = read(of_x, recovered, drawn)
     else:
         (bonus,) = read(drawn)
+    found = faults()
     verdicts: list[Verdict | OutriderError] = []
     at = 0
     for index, n in enumerate(slots):
-        fault = _first(faults, starts[index], starts[index + 1])
+        fault = _first(found, starts[index], starts[index + 1])
         part = slice(at, at + n)
         verdicts.append(fault or Verdict(p_x[part].astype(np.float32), emit[part].astype(np.uint32), int(bonus[index])))
         at += n
     return verdicts
 
 
-def _dense(p: Tensor, rounds: list[Round], faults: dict[int, OutriderError]) -> list[Verdict | OutriderError]:
+def _dense(p: Tensor, rounds: list[Round], faults: Callable[[], Faults]) -> list[Verdict | OutriderError]:
     """Whole rows; the coordinator computes the rest. `bonus` serves the rounds without slots."""
     starts = list(accumulate((a_round.rows for a_round in rounds), initial=0))
     last = indices([stop - 1 for stop in starts[1:]], p.device)
     bonus = inverse_cdf(p[last], emit_uniforms(rounds))
+    found = faults()
     verdicts: list[Verdict | OutriderError] = []
     for index, a_round in enumerate(rounds):
         n = a_round.proposal.slots
         rows = p[starts[index] : starts[index + 1]]
         if a_round.proposal.blocked:  # the row behind a blocked slot does not exist and is never looked at
             rows = torch.cat((rows, rows[-1:]))
-        fault = _first(faults, starts[index], starts[index + 1])
+        fault = _first(found, starts[index], starts[index + 1])
         verdicts.append(
             fault
             or Verdict(np.zeros(n, np.float32), np.zeros(n, np.uint32), int(bonus[index]), rows.flatten().cpu().numpy())
@@ -240,6 +245,6 @@ def emit_uniforms(rounds: Sequence[Round]) -> NDArray[np.float64]:
     )
 
 
-def _first(faults: dict[int, OutriderError], start: int, stop: int) -> OutriderError | None:
+def _first(faults: Faults, start: int, stop: int) -> OutriderError | None:
     """The first fault among rows [start, stop)."""
     return next((faults[row] for row in range(start, stop) if row in faults), None) if faults else None

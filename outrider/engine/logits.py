@@ -8,7 +8,8 @@ A row's result depends on that row alone, never on the rows beside it. Ties go t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -28,11 +29,12 @@ class Processed(NamedTuple):
 
     Attributes:
         p: [rows, vocab] float32, each row summing to 1 (a row of zeros where there is a fault).
-        faults: row index -> why that row has no distribution.
+        faults: row index -> why that row has no distribution. Looked for when first asked for, which waits for the
+            device: so after what is drawn from p has been read.
     """
 
     p: Tensor
-    faults: dict[int, OutriderError]
+    faults: Mapping[int, OutriderError]
 
 
 class Choice(NamedTuple):
@@ -52,10 +54,30 @@ class _Shape(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Rows of p, and which of them are no distributions."""
+    """Rows of p, and which of them are no distributions, bool [rows]."""
 
     p: Tensor
-    faulty: list[int]
+    faulty: Tensor
+
+
+class _Faults(Mapping[int, OutriderError]):
+    """The faults among rows, read from the device when they are asked for."""
+
+    def __init__(self, faulty: Tensor, logits: Tensor, rows: Sequence[RowContext]) -> None:
+        self._faulty, self._logits, self._rows = faulty, logits, rows
+
+    @cached_property
+    def _found(self) -> dict[int, OutriderError]:
+        return {row: _fault(self._logits[row], self._rows[row]) for row in _places(*read(self._faulty))}
+
+    def __getitem__(self, row: int) -> OutriderError:
+        return self._found[row]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
 
 
 def process(logits: Tensor, rows: Sequence[RowContext]) -> Processed:
@@ -68,19 +90,20 @@ def process(logits: Tensor, rows: Sequence[RowContext]) -> Processed:
     groups: dict[_Shape, list[int]] = {}
     for i, row in enumerate(rows):
         groups.setdefault(_shape(row, logits.shape[1]), []).append(i)
-    faults: dict[int, OutriderError] = {}
-    p = torch.empty_like(logits)
+    p, faulty = torch.empty_like(logits), torch.empty(len(rows), dtype=torch.bool, device=logits.device)
     for shape, members in groups.items():
-        block = _edited(logits, rows, members, plain=shape.plain)
-        part, faulty = _one_hot(block) if shape.greedy else _distribution(block, shape)
-        for i in faulty:
-            faults[members[i]] = _fault(logits[members[i]], rows[members[i]])
-            part[i] = 0
+        edited = _edited(logits, rows, members, plain=shape.plain)
+        block = _one_hot(edited) if shape.greedy else _distribution(edited, shape)
+        if block.p.is_cuda:
+            block.p.masked_fill_(block.faulty[:, None], 0.0)
+        elif block.faulty.any():
+            block.p[block.faulty] = 0.0
         if len(members) == len(rows):
-            p = part
+            p, faulty = block
         else:
-            p[indices(members, logits.device)] = part
-    return Processed(p, faults)
+            places = indices(members, logits.device)
+            p[places], faulty[places] = block
+    return Processed(p, _Faults(faulty, logits, rows))
 
 
 def greedy(logits: Tensor, rows: Sequence[RowContext]) -> Choice:
@@ -96,10 +119,8 @@ def greedy(logits: Tensor, rows: Sequence[RowContext]) -> Choice:
         members = [i for i, row in enumerate(rows) if row.params.plain is plain]
         if members:
             best = argmax(_edited(logits, rows, members, plain=plain))
-            bad, ids[members] = read(_is_faulty(best.values[:, 0]), best.ids[:, 0])
-            faults.update(
-                (members[i], _fault(logits[members[i]], rows[members[i]])) for i in np.flatnonzero(bad).tolist()
-            )
+            faulty, ids[members] = read(_is_faulty(best.values[:, 0]), best.ids[:, 0])
+            faults.update((members[i], _fault(logits[members[i]], rows[members[i]])) for i in _places(faulty))
     return Choice(ids, faults)
 
 
@@ -126,10 +147,8 @@ def _is_faulty(witness: Tensor) -> Tensor:
     return ~torch.isfinite(witness)
 
 
-def _faulty(witness: Tensor) -> list[int]:
-    """The rows where `_is_faulty` holds."""
-    (bad,) = read(_is_faulty(witness))
-    found: list[int] = np.flatnonzero(bad).tolist()
+def _places(flags: NDArray[np.bool_]) -> list[int]:
+    found: list[int] = np.flatnonzero(flags).tolist()
     return found
 
 
@@ -145,11 +164,11 @@ def _fault(raw: Tensor, row: RowContext) -> OutriderError:
 
 def _one_hot(logits: Tensor) -> _Block:
     best = argmax(logits)
-    return _Block(torch.zeros_like(logits).scatter_(1, best.ids, 1.0), _faulty(best.values[:, 0]))
+    return _Block(torch.zeros_like(logits).scatter_(1, best.ids, 1.0), _is_faulty(best.values[:, 0]))
 
 
 def _distribution(logits: Tensor, shape: _Shape) -> _Block:
     p = torch.softmax(logits if shape.temperature == 1 else logits / shape.temperature, dim=-1)
     # A softmax spoils its whole row when it meets NaN, +inf or nothing finite: any entry tells.
-    faulty = _faulty(p[:, 0])
+    faulty = _is_faulty(p[:, 0])
     return _Block(p if shape.filters == Filters() else cut(p, shape.filters), faulty)

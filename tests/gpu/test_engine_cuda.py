@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,14 +17,18 @@ from outrider.engine import capture
 from outrider.engine.batch import Span
 from outrider.engine.causal_lm import PagedCausalLM
 from outrider.engine.config import EngineConfig
+from outrider.engine.draws import inverted, residual
+from outrider.engine.edits import RowContext
 from outrider.engine.invariance import check_invariance
 from outrider.engine.kv_cache import LayerShape
+from outrider.engine.logits import process
 from outrider.engine.model import LoadedModel, load_model
 from outrider.engine.probe import probe_error
 from outrider.engine.recorder import CudaRecorder, Replay
 from outrider.engine.stopwatch import Stopwatch
 from outrider.engine.varlen import MIN_CAPABILITY, varlen_obstacle
 from outrider.errors import InvalidArgument
+from outrider.sampling import SamplingParams
 from tests.unit.test_engine_attention import ARCHITECTURES, config_of
 from tests.unit.test_engine_graphs import steps
 from tests.unit.tiny import tiny_llama
@@ -136,6 +141,30 @@ def test_steps_replayed_from_graphs_give_the_bits_of_ordinary_ones(folder: Path)
         assert torch.equal(fast.hidden_states.latest(1)[:rows], plain.hidden_states.latest(1)[:rows])
     assert fast._network.graphs is not None
     assert fast._network.graphs.replays > 30
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("eager", [False, True])
+def test_nothing_is_read_before_all_that_is_drawn(folder: Path, eager: bool) -> None:
+    """Guards the one wait of a step, replayed or not: from the spans to what is drawn nobody reads the device."""
+    needs_varlen()
+    model = load_model(
+        EngineConfig(model=str(folder), device=DEVICE, dtype="bfloat16", kv_cache_tokens=8 * 256, enforce_eager=eager)
+    )
+    model.allocate_kv(8)
+    spans = [Span(stream, [3, 1, 4], 0, 3, [stream], 1, 1) for stream in range(4)]
+    rows = [RowContext(SamplingParams(temperature=0.7), [3, 1, 4], 3, 1)] * 12
+    u, at = np.full(12, 0.3), np.arange(12)
+    model.forward(spans)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        p, faults = process(model.forward(spans), rows)
+        drawn = inverted(residual(p, at, at, np.full(12, 0.25)), u)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert model.replayed is not eager
+    assert drawn.shape == (12,) and not faults
 
 
 @pytest.mark.parametrize("device", [DEVICE, "cpu"])

@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from outrider.engine import filters
+from outrider.engine import logits as processing
 from outrider.engine.filters import Filters, cut
 from outrider.engine.logits import RowContext, greedy, process
 from outrider.engine.top import argmax, at_least, largest
+from outrider.engine.transfer import read
 from outrider.errors import InvalidArgument, NonFiniteLogits
 from outrider.sampling import SamplingParams
 
@@ -265,3 +267,15 @@ def test_searches_by_blocks_equal_plain_ones(width: int):
     assert all(len(set(ids)) == len(ids) for ids in top.ids.tolist())
     row_ids, ids = at_least(rows, torch.full((7, 1), 0.5))
     assert torch.equal(torch.stack((row_ids, ids), dim=1), (rows >= 0.5).nonzero())
+
+
+def test_faults_are_looked_for_when_somebody_asks(monkeypatch: pytest.MonkeyPatch):
+    """Guards the one wait of a step on a GPU: p can be drawn from before anybody knows which rows are distributions."""
+    reads = []
+    monkeypatch.setattr(processing, "read", lambda *tensors: reads.append(1) or read(*tensors))
+    logits = torch.tensor([[1.0, 2.0], [float("nan"), 0.0], [3.0, 1.0]])
+    kinds = [SamplingParams(), SamplingParams(), SamplingParams(temperature=0.5)]
+    found = processing.process(logits, [row(kind, [0], 1) for kind in kinds])
+    assert not found.p[1].any() and not reads
+    assert list(found.faults) == [1] and len(found.faults) == 1 and 0 not in found.faults
+    assert reads == [1]
