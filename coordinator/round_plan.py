@@ -80,8 +80,12 @@ class RoundPlan:
         return gammas
 
     def least_survival(self, stream: Stream) -> float:
-        """The chance below which the draft may cut a proposal short; a gamma that somebody fixed is not cut."""
-        return self.controller.least_survival if self.wanted(stream) is None else 0.0
+        """The chance below which the draft may cut a proposal short; a gamma that somebody fixed is not cut.
+
+        Neither is a proposal that is accepted at a set rate: how sure the draft is says nothing about that rate.
+        """
+        may_stop = self.wanted(stream) is None and stream.state.request.synthetic is None
+        return self.controller.least_survival if may_stop else 0.0
 
     def credit(self, reason: str | None) -> int:
         """Tokens that a plain run may be ahead."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from coordinator.arguments import parse
+from coordinator.config import DecoderConfig
 from coordinator.front import Front, FrontConfig
 from coordinator.prepare import Policy
 from coordinator.request import DecodingRequest
+from coordinator.round_plan import RoundPlan
 from coordinator.state import new_stream
 from coordinator.synthetic import synthetic_counts
 from outrider.errors import InvalidArgument
@@ -33,6 +38,19 @@ def test_slots_are_accepted_at_the_rate_and_in_order() -> None:
 def test_exact_requests_keep_what_the_rule_says() -> None:
     """The planted error of all planted errors: a rate that reaches a request which wants a text."""
     assert set(counts(None)) == {2}
+
+
+@pytest.mark.parametrize(("rate", "gamma", "least"), [(None, None, 0.3), (0.8, None, 0.0), (None, 4, 0.0)])
+def test_an_unsure_draft_is_not_stopped_where_a_rate_accepts(
+    rate: float | None, gamma: int | None, least: float
+) -> None:
+    """Guards figures against a draft of random weights that stops at once because it is sure of nothing."""
+    nothing: Any = None
+    plan = RoundPlan(DecoderConfig(target=("t",)), nothing, nothing, nothing, nothing)
+    plan.controller = SimpleNamespace(least_survival=0.3)  # type: ignore[assignment]
+    request = DecodingRequest(prompt_ids=(1,), params=SamplingParams(), synthetic=rate, num_speculative_tokens=gamma)
+    stream: Any = SimpleNamespace(state=new_stream(1, request, seed=1))
+    assert plan.least_survival(stream) == least
 
 
 @pytest.mark.parametrize(
