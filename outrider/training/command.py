@@ -68,6 +68,7 @@ def train_draft(
     import torch
 
     from outrider.training.run import Options, Run
+    from outrider.training.store import Store
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -76,6 +77,7 @@ def train_draft(
     if found.folder is None:
         raise InvalidArgument("target", f"{target} has no weights to learn from")
     work_folder = work or cache_root() / "training" / found.model_id.split("/")[-1].lower()
+    disk_bytes = _disk_bytes(disk_limit, work_folder, Store(work_folder).used_bytes)
     options = Options(
         target=found,
         out=out_folder,
@@ -86,11 +88,11 @@ def train_draft(
         draft_vocab=draft_vocab,
         kind=kind,
         layers=layers,
-        disk_bytes=_disk_bytes(disk_limit, work_folder),
+        disk_bytes=disk_bytes,
         device=device,
         resume=resume,
     )
-    with _Display(options.work, options.disk_bytes) as display:
+    with _Display(work_folder, disk_bytes) as display:
         try:
             Run(options, display)()
         except KeyboardInterrupt:
@@ -99,24 +101,29 @@ def train_draft(
     out.print(f"the answers are in {options.work}" if stage is Stage.ANSWERS else f"the draft is in {out_folder}")
 
 
-def _disk_bytes(limit_gb: float | None, work: Path) -> int:
-    """
+def _disk_bytes(limit_gb: float | None, work: Path, used_bytes: int) -> int:
+    """What shards may take, those included that are there.
+
     Raises:
-        InvalidArgument: the disk has not that much.
+        InvalidArgument: the disk has not that much, or no room for checkpoints.
     """
-    used = sum(path.stat().st_size for path in work.glob("shard-*.safetensors"))
-    room = used + free_bytes(work) - _RESERVE_BYTES
+    room = free_bytes(work) - _RESERVE_BYTES
+    if room < 0:
+        raise InvalidArgument(
+            "work", f"{work} has {megabytes(free_bytes(work))} free; checkpoints need {megabytes(_RESERVE_BYTES)}"
+        )
+    room += used_bytes
     if limit_gb is None:
-        return max(room, 0)
+        return room
     if limit_gb * 1e9 > room:
-        raise InvalidArgument("disk_limit", f"{limit_gb} GB: {work} has {megabytes(max(room, 0))} to spare")
+        raise InvalidArgument("disk_limit", f"{limit_gb:g} GB: {work} has room for {megabytes(room)}")
     return int(limit_gb * 1e9)
 
 
 class _Display:
     """Progress bars, and a line for each evaluation."""
 
-    def __init__(self, work: Path, disk_bytes: int | None) -> None:
+    def __init__(self, work: Path, disk_bytes: int) -> None:
         self._work = work
         self._disk_bytes = disk_bytes
         columns = (
@@ -139,7 +146,7 @@ class _Display:
     def planned(self, estimate: Estimate) -> None:
         free = free_bytes(self._work)
         out.print(f"  {estimate}; work folder {self._work} ({megabytes(free)} free)")
-        if self._disk_bytes is not None and estimate.disk_bytes > self._disk_bytes:
+        if estimate.disk_bytes > self._disk_bytes:
             out.print(
                 f"  of that {megabytes(self._disk_bytes)} are kept; what the target computes along the other answers "
                 "is computed again whenever they are trained on, which takes longer than estimated"

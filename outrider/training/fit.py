@@ -42,7 +42,7 @@ class FittingRows:
 
 
 def fitting_rows(store: Store, teacher: Teacher, most: int = _ROWS) -> FittingRows:
-    """Rows of the answers so far, evenly over the shards, without those held out."""
+    """Rows of the answers so far, evenly over the shards that are kept whole, without those held out."""
     paths = store.kept()
     lessons: list[Lesson] = []
     for path in paths:

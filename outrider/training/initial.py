@@ -45,7 +45,7 @@ def head_config(target: Any, fused: tuple[int, ...], draft_vocab: int) -> Eagle3
 
 
 def frequent_ids(store: Store, count: int, vocab: int) -> Tensor:
-    """The ids to draft, rising: those that the target's distributions give most mass over the shards so far."""
+    """The ids to draft, rising: those that the target gives most mass over the shards that are kept whole."""
     mass = torch.zeros(vocab, dtype=torch.float64)
     for path in store.kept():
         for one in store.read(path):
@@ -54,7 +54,7 @@ def frequent_ids(store: Store, count: int, vocab: int) -> Tensor:
 
 
 def feature_scale(store: Store) -> Tensor:
-    """[layers * hidden] one over the root mean square of each feature, over the first shard."""
+    """[layers * hidden] one over the root mean square of each feature, over the first shard that is kept whole."""
     first = [one.features[-len(one.top_ids) :].float() for one in store.read(store.kept()[0])]
     return torch.cat(first).square().mean(0).add(1e-12).rsqrt()
 

@@ -201,7 +201,10 @@ def held_out_lessons(store: Store) -> list[Lesson]:
         (path, place) for path in store.shards() for place in range(store.info(path).answers) if is_held_out(place)
     ]
     random.Random(0).shuffle(places)
-    return [one for path, place in places[:_HELD_OUT_LESSONS] for one in store.read(path, place.__eq__)]
+    chosen: dict[Path, set[int]] = {}
+    for path, place in places[:_HELD_OUT_LESSONS]:
+        chosen.setdefault(path, set()).add(place)
+    return [one for path, wanted in chosen.items() for one in store.read(path, wanted.__contains__)]
 
 
 def _rate(progress: float, warm_up: float) -> float:

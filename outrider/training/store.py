@@ -56,6 +56,11 @@ class Store:
         """Finished shards, in order of their numbers."""
         return sorted(self.folder.glob("shard-?????.safetensors"))
 
+    @property
+    def used_bytes(self) -> int:
+        """What the shards take on disk."""
+        return sum(path.stat().st_size for path in self.shards())
+
     def kept(self) -> list[Path]:
         """Shards that can be read without the target; all, where there is none of them."""
         shards = self.shards()
@@ -127,9 +132,7 @@ class Store:
         return self.recall(ids.tolist(), prompt)
 
     def _has_room(self, more_bytes: int) -> bool:
-        if self._limit_bytes is None:
-            return True
-        return sum(path.stat().st_size for path in self.shards()) + more_bytes <= self._limit_bytes
+        return self._limit_bytes is None or self.used_bytes + more_bytes <= self._limit_bytes
 
     def _is_kept(self, path: Path) -> bool:
         with safe_open(path, "pt") as file:

@@ -7,6 +7,8 @@ import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,13 +20,14 @@ from outrider.engine.eagle3 import Eagle3Config, Eagle3Head
 from outrider.engine.eagle3_checkpoint import load
 from outrider.errors import InvalidArgument
 from outrider.models import ResolvedModel
+from outrider.training import command
 from outrider.training.batches import Batch, collate
-from outrider.training.fit import FittingRows, fit_start
+from outrider.training.fit import FittingRows, fit_start, fitting_rows
 from outrider.training.flight import Asked
 from outrider.training.generate import GenerationPlan, imagine
-from outrider.training.held_out import measure
+from outrider.training.held_out import is_held_out, measure
 from outrider.training.initial import feature_layers
-from outrider.training.loop import TrainingPlan
+from outrider.training.loop import Trainer, TrainingPlan, held_out_lessons
 from outrider.training.loss import sparse_loss
 from outrider.training.plan import PASSES, Budget, Kind, Speed, estimate
 from outrider.training.prompts import CYCLE, IMAGINED, BuiltinPrompts, FilePrompts, Library, Prompt
@@ -370,6 +373,49 @@ def test_shards_beyond_the_limit_are_computed_again(teacher: Teacher, tmp_path: 
     assert torch.equal(again.ids, known.ids)
     assert (again.prompt_tokens, again.start) == (known.prompt_tokens, known.start)
     torch.testing.assert_close(again.features, known.features, rtol=0.02, atol=0.02)
+
+
+def test_the_disk_limit_leaves_room_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a disk that is full when the first checkpoint is written, and a limit that it cannot keep."""
+    monkeypatch.setattr(command, "free_bytes", lambda place: 5_000_000_000)
+    assert command._disk_bytes(None, tmp_path, 1_000_000_000) == 4_000_000_000
+    assert command._disk_bytes(3.5, tmp_path, 1_000_000_000) == 3_500_000_000
+    assert command._disk_bytes(0, tmp_path, 0) == 0
+    with pytest.raises(InvalidArgument, match=r"disk_limit: 4\.5 GB.*room for 4\.0 GB"):
+        command._disk_bytes(4.5, tmp_path, 1_000_000_000)
+    monkeypatch.setattr(command, "free_bytes", lambda place: 1_500_000_000)
+    with pytest.raises(InvalidArgument, match=r"1\.5 GB free; checkpoints need 2\.0 GB"):
+        command._disk_bytes(None, tmp_path, 1_000_000_000)
+
+
+def test_held_out_lessons_are_those_that_training_leaves_out(tmp_path: Path) -> None:
+    """Guards the reported acceptance against lessons that were trained on, in several shards."""
+    store = Store(tmp_path)
+    for number in range(2):
+        lessons = [random_lesson(100 * number + i, 3, 5) for i in range(20)]
+        prompts = [Prompt(({"role": "user", "content": str(i)},), "chat") for i in range(20)]
+        store.write(number, prompts, lessons, ["a"] * 20)
+    held = {tuple(one.ids.tolist()) for one in held_out_lessons(store)}
+    trained = {
+        tuple(one.ids.tolist())
+        for path in store.shards()
+        for place, one in enumerate(store.read(path))
+        if not is_held_out(place)
+    }
+    assert len(held) == sum(is_held_out(place) for place in range(20)) * 2
+    assert not held & trained
+    learner: Any = SimpleNamespace(plan=TrainingPlan(rows=64), _device=CPU)
+    batches = Trainer._epoch(learner, store, random.Random(0))
+    seen = {tuple(text[:length].tolist()) for b in batches for text, length in zip(b.texts, b.lengths, strict=True)}
+    assert seen == trained
+    finished: set[tuple[int, ...]] = set()
+
+    def finish(one: Lesson) -> Tensor:
+        finished.add(tuple(one.ids.tolist()))
+        return torch.zeros(len(one.features), 4)
+
+    fitting_rows(store, SimpleNamespace(finish=finish))  # type: ignore[arg-type]
+    assert finished == trained
 
 
 def test_builtin_prompts_repeat_for_a_seed_and_differ_between_batches() -> None:
