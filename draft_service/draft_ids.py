@@ -18,7 +18,6 @@ class DraftIds:
     Args:
         ids: [n] the target's id of each column, rising.
         vocab_rows: ids that the target has.
-
     """
 
     def __init__(self, ids: Ints, vocab_rows: int) -> None:

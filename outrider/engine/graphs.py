@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -146,7 +147,7 @@ class Graphs:
             return self._replays[size]
         try:
             self._inputs.clear()  # what a larger step left there names rows that this one has not
-            replay = self._recorder.record(lambda: self._run(size))
+            replay = self._recorder.record(partial(self._run, size, self._states.wanted))
             difference = self._difference(size, replay)
         except Exception as error:  # whatever a library raises where it cannot be captured
             if self._network.device.type == "cuda":
@@ -159,12 +160,12 @@ class Graphs:
         self._replays[size] = replay
         return replay
 
-    def _run(self, size: Size) -> None:
-        """A pass over the fixed inputs, into the fixed outputs."""
+    def _run(self, size: Size, layers: Sequence[int]) -> None:
+        """A pass over the fixed inputs, into the fixed outputs: logits, and the hidden states of these layers."""
         inputs = self._inputs.of(size.rows, size.queries)
         logits = self._network.run(inputs.ids, inputs.positions, inputs.wanted, inputs.batch)
         self._logits[: size.rows].copy_(logits)
-        for layer in self._states.wanted:
+        for layer in layers:
             state = self._states.latest(layer)
             if layer not in self._kept:
                 shape = (self._logits.shape[0], state.shape[1])

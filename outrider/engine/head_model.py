@@ -62,7 +62,10 @@ class HeadModel:
         trained_for: name of the target that the head was trained for, or empty.
         kv_tokens: positions whose keys and values there is room for, over all seats.
         target_ids: int64 [draft ids] the target's id of each column of the logits, rising.
+        replayed: no pass is.
     """
+
+    replayed = False
 
     def __init__(
         self,

@@ -43,6 +43,11 @@ class Model(Protocol):
 
     info: ModelInfo
 
+    @property
+    def replayed(self) -> bool:
+        """Whether the latest pass was replayed from a CUDA graph."""
+        ...
+
     def forward(self, spans: Sequence[Span]) -> Tensor:
         """float32 logits [sum of wanted, vocab_rows], in span order."""
         ...

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -36,16 +36,6 @@ __all__ = ["Runner", "RunnerStats", "Step", "StepTiming", "Wait", "Worker"]
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-@runtime_checkable
-class Replaying(Protocol):
-    """A model that can replay steps from CUDA graphs."""
-
-    @property
-    def replayed(self) -> bool:
-        """Whether it did so in its latest pass."""
-        ...
 
 
 class _Call(NamedTuple):
@@ -216,7 +206,7 @@ class Runner(Generic[M, P]):
             # Nobody waits for the device here: what a worker has to do on the host it does meanwhile.
             timing = StepTiming(started, watch.stop(logits), len(step.spans), tokens)
             # Counted before anybody is answered: who has the answer and asks for the counters finds it in them.
-            self._meter.count(len(step.spans), tokens, replayed=isinstance(model, Replaying) and model.replayed)
+            self._meter.count(len(step.spans), tokens, replayed=model.replayed)
             worker.finish(step, logits, timing)
         except Exception as error:
             self._meter.count_failure()

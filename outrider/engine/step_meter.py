@@ -47,7 +47,7 @@ class StepMeter:
         self._started = time.monotonic()
         return self._started
 
-    def count(self, streams: int, tokens: int, *, replayed: bool = False) -> None:
+    def count(self, streams: int, tokens: int, *, replayed: bool) -> None:
         """The forward pass of the step is done, or queued on a device; answers may follow."""
         self._steps += 1
         self._replayed += replayed

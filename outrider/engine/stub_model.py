@@ -46,7 +46,10 @@ class StubModel:
     Attributes:
         info: facts about it.
         num_blocks: KV blocks there are.
+        replayed: no pass is.
     """
+
+    replayed = False
 
     def __init__(self, spec: StubSpec, info: ModelInfo, num_blocks: int) -> None:
         self.info = info

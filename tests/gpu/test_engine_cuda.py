@@ -29,8 +29,8 @@ from outrider.engine.stopwatch import Stopwatch
 from outrider.engine.varlen import MIN_CAPABILITY, varlen_obstacle
 from outrider.errors import InvalidArgument
 from outrider.sampling import SamplingParams
+from tests.unit.replaying import steps
 from tests.unit.test_engine_attention import ARCHITECTURES, config_of
-from tests.unit.test_engine_graphs import steps
 from tests.unit.tiny import tiny_llama
 
 pytestmark = [

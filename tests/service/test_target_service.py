@@ -90,7 +90,7 @@ async def test_a_service_says_what_it_is(tmp_path: Path) -> None:
 
 async def test_many_streams_share_a_message_and_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the round trip of rounds and runs of several streams in one message, and the counters in GetInfo."""
-    monkeypatch.setattr(StubModel, "replayed", True, raising=False)
+    monkeypatch.setattr(StubModel, "replayed", True)
     async with serving("stub:script?tokens=5,6,7,8,9,10&vocab=16") as port, verify_link(port) as link:
         streams = [Stream(index, [1, 2], GREEDY) for index in range(3)]
         drafts = [Draft([5, 6]), Draft([5, 1]), Draft([])]

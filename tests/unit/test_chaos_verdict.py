@@ -72,3 +72,16 @@ def test_a_fault_excuses_what_it_explains_and_nothing_else() -> None:
     assert len(found) == 5
     draft_row = table(faults, [*fine, *lost]).splitlines()[1].split()
     assert draft_row == ["draft", "killed", "1", "2", "1", "1", "0", "1.0", "s"]
+
+
+def test_an_end_is_counted_where_it_is_explained() -> None:
+    """Guards the table against answers that a coordinator cut and that stand in the row of the draft beside it."""
+    faults = [Fault("draft killed", 100.0, 101.0, 102.0), Fault("coordinator killed", 104.0, 105.0, 106.0)]
+    attempts = [
+        Attempt(1, 101.5, 104.5, load.CUT, "by the coordinator"),
+        Attempt(2, 101.5, 104.5, load.OK, ""),
+        Attempt(3, 101.0, 101.5, load.HANG, "by nobody"),
+    ]
+    drafts, coordinators = (line.split()[2:7] for line in table(faults, attempts).splitlines()[1:])
+    assert drafts == ["1", "2", "1", "0", "1"]
+    assert coordinators == ["1", "2", "1", "0", "1"]

@@ -11,10 +11,7 @@ from outrider.distribution import quantise_rows
 from outrider.engine import draws
 from outrider.engine.draws import _filled, coupled_choice, draft_distribution, gumbel_words, inverse_cdf, residual
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def rows_of_p(n: int, vocab: int, spread: float, seed: int = 0) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +19,8 @@ from outrider.engine.probe import REPLICA_TOLERANCE, probe_architecture, probe_e
 from outrider.engine.support import check_supported, longest_stream
 from outrider.engine.varlen import varlen_obstacle
 from outrider.errors import InvalidArgument, ModelRefused
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 BASE: dict[str, Any] = {
     "vocab_size": 96,
@@ -79,14 +80,6 @@ REFUSED = {
     "mpt": "AttentionInterface",
     "llama4_text": "chunked_attention",
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def config_of(name: str, **overrides: Any) -> PretrainedConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,17 +18,11 @@ from outrider.engine.packing import _processor_packs, can_pack, pack_linears
 from tests.unit.test_engine_attention import network_of
 from tests.unit.tiny import tiny_llama
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 DTYPES = [torch.bfloat16, torch.float32, torch.float64]
 TOKENS = 330
 VOCABULARY = 128
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

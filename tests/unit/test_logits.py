@@ -18,13 +18,10 @@ from outrider.engine.transfer import read
 from outrider.errors import InvalidArgument, NonFiniteLogits
 from outrider.sampling import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPT = [1, 2, 2]
 TEXT = [3, 3, 4]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
 
 
 def row(params: SamplingParams, tokens: list[int] | None = None, prompt_len: int = len(PROMPT)) -> RowContext:

@@ -33,6 +33,7 @@ def test_kv_gets_what_weights_and_a_full_step_leave() -> None:
     """Guards against a pool that is full before the first large step, which then runs out of memory."""
     assert blocks(GPU) * 16 == 7 * 4096
     assert blocks(replace(GPU, workspace=Workspace(GIB, 8 * GIB))) * 16 == 4096
+    assert blocks(replace(GPU, workspace=Workspace(GIB, 2 * GIB, graphs=6 * GIB))) * 16 == 4096
 
 
 def test_on_the_cpu_other_programs_keep_their_share() -> None:
