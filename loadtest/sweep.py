@@ -22,6 +22,10 @@ from outrider.errors import Unavailable
 _WARM_UP_TOKENS = 24
 _CHARACTERS_PER_TOKEN = 4.0
 """Where the server has not yet said otherwise."""
+_WINDOW_SHARE = 0.5
+"""Of an answer's tokens that every stream has to make while all of them decode; fewer tell nothing of this batch."""
+_LONGEST = 4
+"""Answers are doubled until that is so, up to this many times the length asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +33,7 @@ class SweepOptions:
     """How the grid is measured.
 
     Attributes:
-        output_tokens: of every answer in every arm.
+        output_tokens: of every answer in every arm; more where a batch needs it to decode all at once for a while.
         passes: visits of each cell.
         max_passes: to this many, for cells whose interval is wider than `interval_width`.
         interval_width: high end minus low end of the 95 % interval of a ratio; None never lengthens a run.
@@ -67,6 +71,7 @@ class Sweep:
         self._warn = warn
         self._rng = random.Random(options.seed)
         self._characters_per_token = _CHARACTERS_PER_TOKEN
+        self._longer: dict[tuple[int, int], int] = {}
 
     async def run(self) -> list[CellResult]:
         """All passes over the grid. What the server refuses is a result of its cell.
@@ -91,15 +96,37 @@ class Sweep:
         batch, _, context = block[0]
         groups = math.ceil(self._options.min_streams / batch)
         questions = [self._questions(batch, context) for _ in range(groups)]
-        for cell in block:
+        pending, visited, shown = list(block), list[Cell](), set[Cell]()
+        while pending:
+            cell = pending.pop(0)
             result = self.results[cell]
             if result.refusal is None:
                 try:
                     result.visits.append(await self._visit(cell, questions))
+                    visited.append(cell)
                 except (window.TooShort, ValueError, Unavailable) as error:
+                    if isinstance(error, window.TooShort) and self._lengthen(cell, error):
+                        for done in visited:
+                            self.results[done].visits.pop()
+                        pending, visited = list(block), []
+                        continue
                     result.refusal = str(error)
                     self._warn(f"{cell}: {error}")
-            self._on_visit(result)
+            if cell not in shown:
+                shown.add(cell)
+                self._on_visit(result)
+
+    def _lengthen(self, cell: Cell, reason: window.TooShort) -> bool:
+        """Doubles the answers of a batch, in all its arms, if that is still allowed."""
+        tokens = 2 * self._tokens(cell)
+        if tokens > _LONGEST * self._options.output_tokens:
+            return False
+        self._longer[cell.batch, cell.context] = tokens
+        self._warn(f"{cell}: {reason}; all arms of this batch again, with answers of {tokens} tokens")
+        return True
+
+    def _tokens(self, cell: Cell) -> int:
+        return self._longer.get((cell.batch, cell.context), self._options.output_tokens)
 
     async def _visit(self, cell: Cell, questions: Sequence[Sequence[Prompt]]) -> Visit:
         rates: list[float] = []
@@ -107,8 +134,8 @@ class Sweep:
         seconds, rounds, total_s = 0.0, 0, 0.0
         series: Snapshot | None = None
         for group in questions:
-            answered, counted = await self._batch(cell, self._pool.fresh(group), self._options.output_tokens)
-            seen = window.measure(answered)
+            answered, counted = await self._batch(cell, self._pool.fresh(group), self._tokens(cell))
+            seen = window.measure(answered, int(_WINDOW_SHARE * self._options.output_tokens))
             rates += seen.rates
             seconds += seen.seconds
             rounds += seen.rounds

@@ -31,11 +31,15 @@ class TooShort(Exception):
     """The streams never decoded all at once for two rounds: answers are too short for this batch."""
 
 
-def measure(outcomes: Sequence[Outcome]) -> Window:
+def measure(outcomes: Sequence[Outcome], least_tokens: int = 1) -> Window:
     """The window of streams that were started together.
 
+    Args:
+        outcomes: of all of them.
+        least_tokens: that every stream has to make within it.
+
     Raises:
-        TooShort: there is none.
+        TooShort: there is none, or a shorter one.
         ValueError: the server does not count tokens with each piece (`continuous_usage_stats`).
     """
     streams = [_whole_rounds(outcome) for outcome in outcomes]
@@ -51,7 +55,10 @@ def measure(outcomes: Sequence[Outcome]) -> Window:
                 "the first stream ended before the last one had begun: answers are too short, or the server takes "
                 "fewer streams at once (max_num_seqs)"
             )
-        rates.append((_tokens(inside[-1]) - _tokens(inside[0])) / (inside[-1].at_s - inside[0].at_s))
+        tokens = _tokens(inside[-1]) - _tokens(inside[0])
+        if tokens < least_tokens:
+            raise TooShort(f"a stream made {tokens} tokens while all were decoding, of {least_tokens} at least")
+        rates.append(tokens / (inside[-1].at_s - inside[0].at_s))
         rounds += len(inside) - 1
     return Window(tuple(rates), end_s - begin_s, rounds)
 

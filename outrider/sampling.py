@@ -9,6 +9,7 @@ import math
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 from outrider.errors import InvalidArgument
 from outrider.grammar import Grammar
@@ -38,7 +39,7 @@ class Form(IntEnum):
     """Whole rows of q and p; the coordinator computes everything. The textbook, and the tests' oracle."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """Parameters of one stream, after defaults.
 
@@ -103,20 +104,20 @@ class SamplingParams:
                 "min_tokens", f"must be from 0 to max_tokens ({self.max_tokens}), got {self.min_tokens}"
             )
 
-    @property
+    @cached_property
     def greedy(self) -> bool:
         """Whether the distribution is one-hot at the argmax: temperature 0, or top_k = 1."""
         # As the services read it: between two parts that disagree, a temperature at the bound would be neither.
         (temperature,) = _SINGLE.unpack(_SINGLE.pack(self.temperature))
         return temperature < GREEDY_BELOW or self.top_k == 1
 
-    @property
+    @cached_property
     def plain(self) -> bool:
         """Whether logits need no edit before temperature: grammar, bias, mask, banned word, penalty, minimum length."""
         edits = self.logit_bias or self.allowed_token_ids or self.bad_words or self.min_tokens or self.penalised
         return not edits and self.grammar is None
 
-    @property
+    @cached_property
     def penalised(self) -> bool:
         """Whether any penalty depends on the tokens seen so far."""
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1

@@ -12,9 +12,9 @@ from outrider.errors import Status
 from outrider.features import FeatureBlock, Features
 from outrider.logprobs import LogprobBlock, LogprobRows, Logprobs
 from outrider.seam import NO_NOTE, Cut, Note, Replies, Timings, VerdictBatch
-from target_service.round import NO_F32, Verdict
+from target_service.round import NO_F32, NO_U32, Verdict
 
-NO_VERDICT = Verdict(NO_F32, np.empty(0, np.uint32), 0)
+NO_VERDICT = Verdict(NO_F32, NO_U32, 0)
 _NO_STEP = Timings()
 
 

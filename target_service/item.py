@@ -83,10 +83,15 @@ class Stream:
         """Of the round at hand, if there is one."""
         return NEVER if self.item is None else Key(self.item.generation, self.sequence.committed)
 
+    @property
+    def tail(self) -> int:
+        """Logits rows of the round at hand."""
+        assert self.item is not None, "a round at hand has an item"
+        return len(self.item.proposal.x) + 1
+
     def work(self) -> Work:
         """What the scheduler must know of the round at hand."""
-        assert self.item is not None, "a round at hand has an item"
-        tail = len(self.item.proposal.x) + 1
+        tail = self.tail
         known = len(self.sequence.tokens)
         return Work(
             tokens=known,

@@ -40,7 +40,9 @@ class KVPool:
     def grow(self, stream_id: int, tokens: int, spare_blocks: int) -> bool:
         sequence = self._known(stream_id).sequence
         missing = self._block_manager.missing(sequence.blocks, tokens)
-        if missing and missing + spare_blocks > self._block_manager.free_blocks:
+        if not missing:
+            return True
+        if missing + spare_blocks > self._block_manager.free_blocks:
             return False
         self._streams.kv.reserve(sequence, tokens)
         return True

@@ -17,6 +17,7 @@ F32 = NDArray[np.float32]
 U32 = NDArray[np.uint32]
 
 NO_F32 = np.empty(0, np.float32)
+NO_U32 = np.empty(0, np.uint32)
 
 
 class Round(NamedTuple):

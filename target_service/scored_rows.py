@@ -39,8 +39,7 @@ class ScoredRows:
             self._prompts.append((stream, span, wanted))
             self._looked_at += wanted.rows
         if last:
-            tail = stream.work().tail
-            rows = range(self._next - tail, self._next)
+            rows = range(self._next - stream.tail, self._next)
             self._starts.append(rows[0])
             self._judged += rows
             if stream.opened.logprobs is not None:

@@ -30,7 +30,7 @@ from outrider.sampling import Form, Rule
 from outrider.seam import StreamOpen
 from target_service.planted import row_shift
 from target_service.proposal import Proposal
-from target_service.round import NO_F32, Round, Verdict
+from target_service.round import NO_F32, NO_U32, Round, Verdict
 
 Faults = Mapping[int, OutriderError]
 """Why rows have no distribution."""
@@ -169,12 +169,13 @@ def _coupled(p: Tensor, rounds: list[Round], faults: Callable[[], Faults]) -> li
 def _own_tokens(rounds: list[Round], y: NDArray[np.int64], faults: Faults) -> list[Verdict | OutriderError]:
     """Verdicts where the target answers with its own tokens y, one per row."""
     verdicts: list[Verdict | OutriderError] = []
+    emitted, tokens = y.astype(np.uint32), y.tolist()
     start = 0
     for a_round in rounds:
         stop, slots = start + a_round.rows, a_round.proposal.slots
         fault = _first(faults, start, stop)
-        emit = y[start : start + slots].astype(np.uint32)
-        verdicts.append(fault or Verdict(np.zeros(slots, np.float32), emit, int(y[stop - 1])))
+        zeros, emit = (np.zeros(slots, np.float32), emitted[start : start + slots]) if slots else (NO_F32, NO_U32)
+        verdicts.append(fault or Verdict(zeros, emit, tokens[stop - 1]))
         start = stop
     return verdicts
 

@@ -169,7 +169,7 @@ class Verifier:
 
     def _span(self, piece: Piece) -> Span:
         stream = self._intake[piece.stream_id]
-        span = stream.sequence.span(stream.work().tail, limit=None if piece.last else piece.rows)
+        span = stream.sequence.span(stream.tail, limit=None if piece.last else piece.rows)
         return span._replace(wanted=len(span.tokens)) if stream.scores_prompt else span
 
     def _answer(self, stream_id: int, stream: Stream, verdict: Verdict, logprobs: LogprobRows | None) -> None:

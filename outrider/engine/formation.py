@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 
@@ -30,8 +29,7 @@ class Pool(Protocol):
         """Frees all of a stream's blocks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """What an item still needs.
 
     Attributes:
@@ -50,11 +48,11 @@ class Work:
 
     def after(self, rows: int) -> Work:
         """What is left when so many of its rows have been fed."""
-        return replace(self, rows=self.rows - rows)
+        return self._replace(rows=self.rows - rows)
 
     def anew(self) -> Work:
         """The same when all KV is gone."""
-        return replace(self, rows=self.tokens)
+        return self._replace(rows=self.tokens)
 
     @property
     def prefilling(self) -> bool:

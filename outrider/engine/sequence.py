@@ -76,11 +76,11 @@ class Sequence:
 
     def take_note(self) -> Note:
         """What has been done for the stream since the last call."""
-        now, before = Note(self.prefix_tokens or 0, self.preemptions), self._noted
-        if now == before:
+        found, before = self.prefix_tokens or 0, self._noted
+        if found == before.prefix_tokens and self.preemptions == before.preemptions:
             return NO_NOTE
-        self._noted = now
-        return Note(now.prefix_tokens - before.prefix_tokens, now.preemptions - before.preemptions)
+        self._noted = Note(found, self.preemptions)
+        return Note(found - before.prefix_tokens, self.preemptions - before.preemptions)
 
     def sync(self, base: int, tokens: Tokens[int], committed: int, base_hash: int) -> None:
         """Makes the first `committed` tokens known: those before `base` by hash, the rest as sent.

@@ -372,6 +372,49 @@ class TestSweep:
         assert found.measured[Cell(4, 1, 0)].ratio > 0 and found.measured[Cell(4, 0, 0)].ratio == 1
         assert Cell(4, 3, 0) in found.refused
 
+    async def test_answers_are_lengthened_until_all_decode_at_once(self) -> None:
+        """Guards against a grid without results where prompts take long to read, and against arms of unequal length."""
+        under_way: list[asyncio.Event] = []
+
+        async def script(request: Request) -> None:
+            tokens = request.body["max_tokens"]
+            if len(under_way) % 3 == 2:  # of three streams the last begins when another has fifteen tokens, or its end
+                under_way.append(asyncio.Event())
+                await under_way[-2].wait()
+            else:
+                under_way.append(asyncio.Event())
+            mine = under_way[-1]
+            for index in range(1, tokens):
+                await request.send(frame("x", index))
+                await asyncio.sleep(0.002)
+                if index == 15:
+                    mine.set()
+            await request.send(frame("y", tokens, finish_reason="length"), usage(tokens), END)
+            mine.set()
+
+        pool = PromptPool(PromptSet("p", tuple(Prompt(f"q{n}", "t") for n in range(5))), seed=0)
+        notes: list[str] = []
+        shown: list[Cell] = []
+
+        async def run(output_tokens: int) -> list[CellResult]:
+            options = SweepOptions(grid=Grid((3,), (0, 1)), passes=1, max_passes=1, output_tokens=output_tokens, min_streams=3)
+            under_way.clear(), notes.clear(), shown.clear()
+            async with serving(script) as fake:
+                endpoint = Endpoint(url=fake.url, door="completions", model="m")
+                async with Client(endpoint, connections=4) as client:
+                    sweep = Sweep(
+                        client, pool, options, on_visit=lambda result: shown.append(result.cell), warn=notes.append
+                    )
+                    return await sweep.run()
+
+        for result in await run(12):
+            assert result.refusal is None
+            lengths = {outcome.output_tokens for visit in result.visits for outcome in visit.outcomes}
+            assert len(result.visits) == 1 and len(lengths) == 1 and lengths <= {24, 48}
+        assert len(shown) == 2 and any("answers of 24 tokens" in note for note in notes)
+        for result in await run(2):
+            assert not result.visits and result.refusal is not None
+
     async def test_a_server_that_fails_is_said_at_once(self) -> None:
         """Guards against a sweep of failures."""
         pool = PromptPool(PromptSet("p", (Prompt("q", "t"),)), seed=0)
