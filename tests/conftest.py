@@ -34,6 +34,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--coupled-minutes", type=float, default=15.0, help="after which no more of them begin on the default model"
     )
+    parser.addoption(
+        "--coupled-dtype", default="auto", help="of the default model; unset: the one that it is served in here"
+    )
 
     chaos = parser.getgroup("chaos", "tests/chaos, run by `make chaos`")
     chaos.addoption("--chaos-requests", type=int, default=50, help="requests at least; 500 in the full form")

@@ -198,9 +198,10 @@ async def test_noise_that_depends_on_the_pass_is_seen(llama: str, monkeypatch: p
 async def test_as_it_is_served_on_the_default_pair(
     default_model_dir: Path, chats: list[tuple[int, ...]], tmp_path: Path, pytestconfig: pytest.Config, count: int
 ) -> None:
-    """The number format that the engine picks here; every difference counts where the start-up test passed."""
+    """The number format that the engine picks here, or `--coupled-dtype`; every difference counts."""
     wanted = seeded(count, [chat[:SHORTER] for chat in chats], FEWER_TOKENS)
-    engine: dict[str, Any] = {"dtype": "auto", "threads": len(os.sched_getaffinity(0)), "kv_cache_tokens": KV_TOKENS}
+    dtype = pytestconfig.getoption("--coupled-dtype")
+    engine: dict[str, Any] = {"dtype": dtype, "threads": len(os.sched_getaffinity(0)), "kv_cache_tokens": KV_TOKENS}
     async with target_service(str(default_model_dir), **engine) as target, draft_service("ngram") as draft:
         done, accepted, tested, drafts, end_s = (
             0,
