@@ -64,6 +64,8 @@ class DraftConfig(ServiceConfig):
             between("draft_window", self.draft_window, 1, 1 << 20)
             if self.is_lookup:
                 raise InvalidArgument("draft_window", f"is for draft models; {self.model} has no KV")
+        if self.compile and self.is_lookup:
+            raise InvalidArgument("compile", f"is for draft models; {self.model} computes nothing")
         between("prompt_lookup_min", self.prompt_lookup_min, 1, 32)
         if self.model == SUFFIX and self.prompt_lookup_max is not None:
             raise InvalidArgument("prompt_lookup_max", "is for ngram; suffix takes the longest match there is")

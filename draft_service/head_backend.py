@@ -90,6 +90,8 @@ class HeadBackend(EngineBackend[Message]):
 
 
 def _load(config: DraftConfig) -> HeadModel:
+    if config.compile:
+        raise InvalidArgument("compile", "is for causal LMs; the one layer of a head is not worth it")
     limits = HeadLimits(window=config.feature_window, seats=credit(config.max_num_seqs), slots=config.max_slots)
     if kind_of(config) is Kind.MTP:
         return load_mtp(replace(config.engine(), model=mtp.checkpoint(config.model)), limits=limits)

@@ -83,6 +83,9 @@ def paged_attention(
     """
     if position_bias is not None:
         raise ModelRefused(f"{type(module).__name__} uses a position bias, which the paged attention does not compute")
+    if torch.compiler.is_compiling():
+        number = module.outrider_number
+        return torch.ops.outrider.attend(query, key, value, number, scaling, sliding_window, softcap, s_aux), None
     layer: LayerCall = module.outrider_layer  # type: ignore[assignment]
     return layer(query, key, value, scaling, sliding_window, softcap, s_aux), None
 

@@ -14,6 +14,7 @@ from outrider.engine import attention, experts
 from outrider.engine.attention import DenseLayer, GatherLayer, Step
 from outrider.engine.batch import RaggedBatch, RowRule, Span, build_batch
 from outrider.engine.block_manager import Copy
+from outrider.engine.compiled import Pass, compile_pass, rules_for, warm_up
 from outrider.engine.config import VARLEN_PAGE
 from outrider.engine.graphs import Graphs
 from outrider.engine.kv_cache import KVCache, LayerShape
@@ -54,6 +55,7 @@ class PagedCausalLM:
         rule: Row counts that batches are padded to.
         kv: The KV cache, once allocated.
         graphs: Captured steps over that KV, if any.
+        compiled: The pass in compiled form, if it is.
         replayed: Whether the latest step was one of them.
     """
 
@@ -76,6 +78,7 @@ class PagedCausalLM:
         self.dtype: torch.dtype = network.dtype
         self.kv: KVCache | None = None
         self.graphs: Graphs | None = None
+        self.compiled: Pass | None = None
         self.replayed = False
         self._step = Step()
         decoder = network.get_decoder()
@@ -100,6 +103,17 @@ class PagedCausalLM:
     def kv_bytes_per_token(self) -> int:
         """K and V of one position over all layers."""
         return sum(shape.bytes_per_token for shape in self.shapes.values())
+
+    def compile(self) -> None:
+        """Compiles the pass; see `outrider.engine.compiled`. KV has to be allocated behind it.
+
+        Raises:
+            InvalidArgument: it cannot be compiled, and why.
+        """
+        self.rules = rules_for(self.rules)
+        self.rule = self.rules[0]
+        self.compiled = compile_pass(self, self._logits)
+        warm_up(self)
 
     def allocate_kv(self, num_blocks: int) -> None:
         """Allocates the KV pool, in place of any earlier one; block ids 0 .. num_blocks - 1 may be used in spans."""
@@ -174,6 +188,10 @@ class PagedCausalLM:
         """
         self._step.batch = batch
         try:
+            if self.compiled is not None:
+                # Keys of prompt chunks without a wanted row are made by the same code as all others.
+                rows = wanted if len(wanted) else wanted.new_zeros(self.rule.pad(1))
+                return self.compiled(ids, positions, rows)[: len(wanted)]
             if not len(wanted):
                 self._decoder(input_ids=ids, position_ids=positions, use_cache=False)
                 return torch.empty((0, self.vocab_rows), dtype=self.dtype, device=self.device)

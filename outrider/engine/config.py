@@ -41,6 +41,7 @@ class EngineConfig:
         gpu_memory_utilization: Share of the GPU's memory for weights, KV and workspace together, in (0, 1].
         load_format: `auto` reads the weights; `dummy` makes random ones from config.json alone, for measuring speed.
         enforce_eager: Never replays steps from CUDA graphs.
+        compile: Compiles the pass with `torch.compile` (CPU only; needs a C++ compiler).
         max_cudagraph_capture_size: Rows of the largest step that is captured in a CUDA graph, 1 .. `MAX_GRAPH_ROWS`;
             unset means `logits_rows`, but at least two rows for each of `max_num_seqs` streams.
         threads: Torch threads of the engine thread; unset leaves torch's own choice.
@@ -61,6 +62,7 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     load_format: str = "auto"
     enforce_eager: bool = False
+    compile: bool = False
     max_cudagraph_capture_size: int | None = None
     threads: int | None = None
     trust_remote_code: bool = False
@@ -93,6 +95,8 @@ class EngineConfig:
             raise InvalidArgument(
                 "max_cudagraph_capture_size", f"{self.max_cudagraph_capture_size} is outside 1 .. {MAX_GRAPH_ROWS}"
             )
+        if self.compile and self.on_cuda:
+            raise InvalidArgument("compile", "is for the CPU only; on a card steps are replayed from CUDA graphs")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise InvalidArgument("gpu_memory_utilization", f"{self.gpu_memory_utilization} is outside (0, 1]")
         if self.dtype == "float64" and self.threads not in (None, 1):

@@ -35,7 +35,8 @@ class ModelInfo:
         kv_bytes_per_token: K and V of one position over all layers.
         eos_token_ids: Ids that end a text.
         weight_hash: Digest of the weight files.
-        attention_backend: `gather`, `varlen`, or `varlen+graphs` where small steps are replayed from CUDA graphs.
+        attention_backend: `gather`, `varlen`, or `varlen+graphs` where small steps are replayed from CUDA graphs;
+            `+compiled` where the pass is.
         invariant: Whether a position's logits were found to depend on its own prefix only, bit for bit.
         invariance_note: What the start-up test covered, or the first difference it found.
         block_size: Tokens per KV block.

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 FEW_ROWS = 16
 EXACT_ROWS_S = 10.0
 ALL_ROWS_S = 3.0
+MORE_ROWS = (33, 64, 136)
 # A whole-model check of this many tokens crosses a key block; models slower than this per small pass get a short one.
 LONG_CHECK_TOKENS = KEY_BLOCK + 30
 SHORT_CHECK_TOKENS = 24
@@ -60,6 +61,7 @@ def check_invariance(network: PagedCausalLM, max_rows: int) -> Verdict:
             linear_difference(network, max_rows, coverage)
             or attention_difference(network)
             or model_difference(network, coverage)
+            or compiled_difference(network, coverage)
         )
         if difference is None:
             coverage.append(f"{torch.get_num_threads()} threads")
@@ -179,6 +181,29 @@ def model_difference(network: PagedCausalLM, coverage: list[str]) -> str | None:
             return f"logits at position {done} in a step of {rows} beside {company} differ from one pass of {tokens}"
         done += rows
     coverage.append(f"attention over {ATTENTION_TOKENS} keys, model over {tokens} tokens")
+    return None
+
+
+@torch.inference_mode()
+def compiled_difference(network: PagedCausalLM, coverage: list[str]) -> str | None:
+    """The row count at which a compiled pass gives a token other logits, or None; what it fuses is in no other test."""
+    if network.compiled is None:
+        return None
+    generator = torch.Generator().manual_seed(SEED)
+    sizes = (*network.rule.sizes(FEW_ROWS), *MORE_ROWS)
+    most = sizes[-1]
+    ids = torch.randint(network.vocab_rows, (most,), generator=generator).tolist()
+    per_stream = -(-most // network.block_size)
+    network.allocate_kv(2 * per_stream)
+    mine, others = list(range(per_stream)), list(range(per_stream, 2 * per_stream))
+    token = Span(0, ids[:1], 0, 1, mine, 0, 0)
+    expected = network.forward([token])
+    for rows in sizes:
+        company = Span(1, ids[: rows - 1], 0, 1, others, 0, 0)
+        for spans, row in (([token, company], 0), ([company, token], -1)):
+            if not torch.equal(network.forward(spans)[row], expected[0]):
+                return f"logits of one token in a compiled pass of {rows} rows differ from those of the token alone"
+    coverage.append(f"the compiled pass at {len(sizes)} row counts")
     return None
 
 

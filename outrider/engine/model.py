@@ -69,6 +69,7 @@ class LoadedModel:
     def __init__(
         self,
         network: PagedCausalLM,
+        states: HiddenStates,
         info: ModelInfo,
         num_blocks: int,
         config: EngineConfig,
@@ -77,6 +78,7 @@ class LoadedModel:
         """
         Args:
             network: with its weights.
+            states: its hidden states.
             info: facts about it.
             num_blocks: KV blocks that the memory plan allows.
             config: how the model was loaded.
@@ -87,7 +89,7 @@ class LoadedModel:
         self._room_for_graphs = room_for_graphs
         self.info = info
         self.num_blocks = num_blocks
-        self.hidden_states = HiddenStates(network.network)
+        self.hidden_states = states
 
     def allocate_kv(self, num_blocks: int) -> None:
         """Allocates KV for block ids 0 .. num_blocks - 1, and captures graphs over it; call once, before `forward`."""
@@ -139,6 +141,11 @@ def load_model(config: EngineConfig) -> LoadedModel:
     parameters = sum(weight.numel() for weight in weights.parameters())
     packed = pack_linears(weights)
     network = PagedCausalLM(weights, config.block_size)
+    states = HiddenStates(weights)
+    if config.compile:
+        phases.announce("compile", "the first time a minute or two")
+        states.want(range(states.count + 1) if states.count else ())  # later it would mean compiling anew
+        network.compile()
     phases.announce("probe", "the served kernels against a plain forward, and for the same bits in every batch")
     probe_weights(network)
     verdict = check_invariance(network, config.max_num_batched_tokens)
@@ -175,11 +182,11 @@ def load_model(config: EngineConfig) -> LoadedModel:
         kv_bytes_per_token=network.kv_bytes_per_token,
         eos_token_ids=eos_ids(folder, getattr(hf_config.get_text_config(), "eos_token_id", None)),
         weight_hash=dummy_hash(folder) if config.is_dummy else weight_hash(folder),
-        attention_backend=network.backend,
+        attention_backend=network.backend + ("+compiled" if config.compile else ""),
         invariant=verdict.invariant,
         invariance_note=verdict.note,
         block_size=network.block_size,
-        hidden_size=HiddenStates(network.network).width,
+        hidden_size=states.width,
     )
     log.info(
         "loaded %s (%s, %.0f M parameters, %s, %d packed layers, %s attention, %s) in %.1f s",
@@ -192,7 +199,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         "batch-invariant" if info.invariant else "not batch-invariant",
         time.monotonic() - started,
     )
-    return LoadedModel(network, info, num_blocks, config, workspace.graphs)
+    return LoadedModel(network, states, info, num_blocks, config, workspace.graphs)
 
 
 def resolve_dtype(config: EngineConfig, device: torch.device) -> torch.dtype:

@@ -37,7 +37,7 @@ class ServiceConfig:
         kv_cache_tokens: size of the KV pool in tokens; unset means from the memory plan.
         block_size: tokens per KV block; unset means the attention path's own.
         gpu_memory_utilization: share of the GPU's memory to use.
-        enforce_eager, max_cudagraph_capture_size: as in `EngineConfig`.
+        enforce_eager, max_cudagraph_capture_size, compile: as in `EngineConfig`.
         no_prefix_caching: computes every prompt from the start, instead of sharing the KV of a prefix that is known.
         trust_remote_code: whether the model folder may bring Python code.
         max_slots: drafted slots per item at most.
@@ -71,6 +71,7 @@ class ServiceConfig:
     block_size: int | None = None
     gpu_memory_utilization: float = 0.9
     enforce_eager: bool = False
+    compile: bool = False
     max_cudagraph_capture_size: int | None = None
     no_prefix_caching: bool = False
     trust_remote_code: bool = False
@@ -127,6 +128,7 @@ class ServiceConfig:
             max_num_batched_tokens=self.max_num_batched_tokens,
             gpu_memory_utilization=self.gpu_memory_utilization,
             enforce_eager=self.enforce_eager,
+            compile=self.compile,
             max_cudagraph_capture_size=self.max_cudagraph_capture_size,
             threads=self.threads,
             trust_remote_code=self.trust_remote_code,

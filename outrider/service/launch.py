@@ -10,7 +10,9 @@ from dataclasses import replace
 
 from outrider import dummy, log_format, models, phases
 from outrider.engine.blas import pin_blas
+from outrider.engine.code_cache import keep_compiled_code
 from outrider.errors import InvalidArgument, OutriderError
+from outrider.fetch.cache import cache_root
 from outrider.local import devices
 from outrider.rpc.files import raise_file_limit
 from outrider.rpc.server import run
@@ -34,6 +36,8 @@ def launch(role: models.Role, read: Callable[[list[str]], Config], make: Callabl
     except OutriderError as error:
         log.error("%s", error)
         return 2
+    if config.compile:
+        keep_compiled_code(cache_root() / "inductor")
     if config.log_format == log_format.JSON:
         log_format.write_json(role)
     if given is not None:

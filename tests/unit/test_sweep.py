@@ -397,7 +397,9 @@ class TestSweep:
         shown: list[Cell] = []
 
         async def run(output_tokens: int) -> list[CellResult]:
-            options = SweepOptions(grid=Grid((3,), (0, 1)), passes=1, max_passes=1, output_tokens=output_tokens, min_streams=3)
+            options = SweepOptions(
+                grid=Grid((3,), (0, 1)), passes=1, max_passes=1, output_tokens=output_tokens, min_streams=3
+            )
             under_way.clear(), notes.clear(), shown.clear()
             async with serving(script) as fake:
                 endpoint = Endpoint(url=fake.url, door="completions", model="m")
