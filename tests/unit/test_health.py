@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from coordinator.serve import Coordinator
 from outrider import health
 from outrider.rpc.options import DRAFT_SERVICE_NAME
 from outrider.rpc.server import Server
@@ -50,3 +53,28 @@ def test_the_probe_imports_neither_torch_nor_the_command_line() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+async def test_what_a_start_leaves_is_kept_from_the_collector_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards answers against a full collection that walks through libraries and vocabulary, 0.1 s each time."""
+    calls: list[str] = []
+    monkeypatch.setattr(gc, "collect", lambda: calls.append("collect"))
+    monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
+    monkeypatch.setattr("coordinator.serve._HEALTH_POLL_S", 0.001)
+    serving: list[bool] = []
+
+    async def set_serving(*, value: bool) -> None:
+        server.serving = value
+        serving.append(value)
+
+    server = SimpleNamespace(serving=False, set_serving=set_serving)
+    readiness = SimpleNamespace(reason="loading")
+    replica = SimpleNamespace(_server=server, _front=SimpleNamespace(readiness=readiness))
+    reporting = asyncio.create_task(Coordinator._report_health(replica))
+    async with asyncio.timeout(30):
+        for reason, told in (("loading", []), ("", [True]), ("gone", [True, False]), ("", [True, False, True])):
+            readiness.reason = reason
+            while serving != told:  # noqa: ASYNC110 - what is waited for is a list
+                await asyncio.sleep(0.001)
+            assert calls == (["collect", "freeze"] if told else [])
+    reporting.cancel()
