@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.unit.tiny import tiny_llama
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+COMPILERS = ("g++", "clang++")
 VOCAB = 128
 ROWS = 128
 
@@ -65,6 +67,7 @@ def test_a_pass_that_cannot_be_compiled_says_why(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.model
+@pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason=f"none of {', '.join(COMPILERS)} is installed")
 class TestCompiled:
     """Each compiles a tiny model once, which takes half a minute."""
 
