@@ -308,7 +308,10 @@ def _served_model(files: dict[str, bytes], target: PartInfo, config: FrontConfig
         vocabulary=min(tokenizer.size, target.vocab_rows),
         max_speculative_tokens=config.max_speculative_tokens,
         fingerprint=fingerprint(
-            model=target.model_id, revision=target.model_revision, weight_hash=target.weight_hash, dtype=target.dtype
+            model=target.model_id,
+            revision=target.model_revision,
+            weight_hash=target.weight_hash,
+            arithmetic=target.arithmetic,
         ),
         created=int(time.time()),
     )

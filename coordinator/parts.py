@@ -63,6 +63,11 @@ class PartInfo:
     steps: int = 0
     steps_replayed: int = 0
 
+    @property
+    def arithmetic(self) -> str:
+        """What was chosen of how its logits are rounded: number format, and whether passes are compiled."""
+        return self.dtype + (", compiled" if "+compiled" in self.attention_backend else "")
+
     @classmethod
     def from_pb(cls, message: Any) -> PartInfo:
         """From an `outrider.v1.ServiceInfo`."""

@@ -103,7 +103,7 @@ def eos_ids(config: Mapping[str, Any], of_target: tuple[int, ...]) -> frozenset[
     return frozenset(of_target) | {token for token in listed if isinstance(token, int)}
 
 
-def fingerprint(*, model: str, revision: str, weight_hash: str, dtype: str) -> str:
-    """`system_fingerprint`: one value per model, number format and law of the noise."""
-    parts = (model, revision, weight_hash, dtype, str(RULE_VERSION), str(NOISE_VERSION))
+def fingerprint(*, model: str, revision: str, weight_hash: str, arithmetic: str) -> str:
+    """`system_fingerprint`: one value per model, arithmetic (number format, compiled or not) and law of the noise."""
+    parts = (model, revision, weight_hash, arithmetic, str(RULE_VERSION), str(NOISE_VERSION))
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]

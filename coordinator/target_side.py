@@ -165,10 +165,16 @@ class TargetSide:
             files = await link.tokenizer_files()
             if self.files is None:  # another link may have been as fast
                 self.files = TargetFiles(files, info)
-        if _fingerprint(info) != _fingerprint(self.files.info):
+        used = self.files.info
+        if _fingerprint(info) != _fingerprint(used):
             raise Mismatch(
-                f"serves another model ({info.model_id}) than the one in use ({self.files.info.model_id}); "
+                f"serves another model ({info.model_id}) than the one in use ({used.model_id}); "
                 "restart the coordinator to change over"
+            )
+        if info.arithmetic != used.arithmetic:  # a stream that changes over would go on in other bits, and other words
+            raise Mismatch(
+                f"computes in {info.arithmetic}, and the target in use in {used.arithmetic}; start all targets alike, "
+                "or restart the coordinator to change over"
             )
         return np.empty(0, np.uint32)
 

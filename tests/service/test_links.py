@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import grpc
 import pytest
@@ -357,6 +358,16 @@ class TestRefusals:
             await made.start()
             await until(lambda: any("another model" in link.reason for link in made._target.links))
             await until(lambda: made.state.targets_up == 1)
+            await made.close()
+
+    async def test_replicas_of_different_arithmetic_are_not_mixed(self, tmp_path: Path) -> None:
+        """One model in two number formats is two models: a stream that changes over would go on in other words."""
+        folder = str(tiny_llama(tmp_path, tokenizer=True, vocab=257))
+        async with target_service(folder, dtype="float32") as one, target_service(folder, dtype="bfloat16") as other:
+            made = Decoder(config((one, other)))
+            await made.start()
+            await until(lambda: any("start all targets alike" in link.reason for link in made._target.links))
+            assert made.state.targets_up == 1
             await made.close()
 
     async def test_a_target_that_comes_back_as_another_model_is_refused(self) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from coordinator.served import fingerprint
 from draft_service.config import DraftConfig
 from outrider.engine import causal_lm, compiled
 from outrider.engine.config import EngineConfig
@@ -19,6 +20,7 @@ from outrider.engine.model import LoadedModel, load_model
 from outrider.engine.span import Span
 from outrider.errors import InvalidArgument
 from outrider.sampling import SamplingParams
+from tests.scripted_decoder import part_info
 from tests.unit.target_driver import Stream, Target, decode, guesses, nothing
 from tests.unit.tiny import tiny_llama
 
@@ -64,6 +66,16 @@ def test_a_pass_that_cannot_be_compiled_says_why(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(torch, "compile", failing)
     with pytest.raises(InvalidArgument, match=r"compile: this model's pass .*No working C\+\+ compiler found$"):
         load(tiny_llama(tmp_path, vocab=VOCAB))
+
+
+def test_a_compiled_target_is_told_apart() -> None:
+    """Guards `system_fingerprint` and replicas: the same request may be answered differently."""
+    plain, fused = (part_info(attention_backend=backend).arithmetic for backend in ("gather", "gather+compiled"))
+    assert (plain, fused) == ("float32", "float32, compiled")
+    first, second = (
+        fingerprint(model="m", revision="r", weight_hash="w", arithmetic=arithmetic) for arithmetic in (plain, fused)
+    )
+    assert first != second
 
 
 @pytest.mark.model
