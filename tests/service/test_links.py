@@ -367,7 +367,7 @@ class TestRefusals:
             made = Decoder(config((one, other)))
             await made.start()
             await until(lambda: any("start all targets alike" in link.reason for link in made._target.links))
-            assert made.state.targets_up == 1
+            await until(lambda: made.state.targets_up == 1)
             await made.close()
 
     async def test_a_target_that_comes_back_as_another_model_is_refused(self) -> None:
