@@ -190,7 +190,7 @@ class _Part:
         text, ends, starts = self._text.take(emission.tokens, last=ended)
         if emission.finish_reason is not None:
             self._end(emission.finish_reason)
-        stop_reason: str | int | None = self._text.stopped_by
+        stop_reason: str | int | None = self._text.stop_reason
         if emission.stop_token not in self._eos_ids:
             stop_reason = stop_reason or emission.stop_token
         return Piece(

@@ -13,7 +13,7 @@ from coordinator.request import DecodingRequest
 from coordinator.served import COMPLETION_MAX_TOKENS, ServedModel, UnknownModel
 from coordinator.synthetic import METHOD
 from coordinator.text import AnswerText
-from coordinator.tool_calls import writes_calls
+from coordinator.tool_calls import closes_call, writes_calls
 from coordinator.tool_choice import FIELD as TOOL_CHOICE
 from outrider.errors import InvalidArgument
 from outrider.guidance import problem
@@ -120,6 +120,7 @@ def prepare(query: Query, model: ServedModel, policy: Policy) -> Prepared:
                 min_tokens=params.min_tokens,
                 include_stop=query.include_stop,
                 last_words=query.last_words,
+                may_end=closes_call,
             )
             request = DecodingRequest(
                 prompt_ids=ids,
@@ -220,6 +221,9 @@ def _params(query: Query, model: ServedModel, bad_words: tuple[tuple[int, ...], 
         max_tokens = (defaults.max_new_tokens or room) if in_chat else COMPLETION_MAX_TOKENS
     elif max_tokens < 0:  # before it is cut to the room, where the message would name another number
         raise InvalidArgument("max_tokens", f"must be at least 1, got {max_tokens}")
+    min_tokens = _first(asked.min_tokens, 0)
+    if room < min_tokens:
+        raise InvalidArgument("min_tokens", f"must be at most {room}, the room behind the prompt, got {min_tokens}")
     return SamplingParams(
         temperature=_first(asked.temperature, defaults.temperature),
         top_k=_first(asked.top_k, defaults.top_k),
@@ -230,7 +234,7 @@ def _params(query: Query, model: ServedModel, bad_words: tuple[tuple[int, ...], 
         repetition_penalty=_first(asked.repetition_penalty, defaults.repetition_penalty),
         logit_bias=asked.logit_bias,
         allowed_token_ids=asked.allowed_token_ids,
-        min_tokens=_first(asked.min_tokens, 0),
+        min_tokens=min_tokens,
         stop_token_ids=tuple(sorted(stop_ids)),
         max_tokens=min(max(max_tokens, 1), room),
         bad_words=bad_words,

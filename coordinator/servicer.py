@@ -48,7 +48,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     prompt_ids = answer.prompt_ids(piece.choice) if request.return_prompt_token_ids else ()
                     echo = answer.echo(piece.choice) if piece.choice not in begun else None
                     begun.add(piece.choice)
-                    yield _response(piece, answer, prompt_ids=prompt_ids, echo="" if echo is None else echo.text)
+                    said = "" if echo is None else echo.text
+                    width = request.prompt_logprobs if request.HasField("prompt_logprobs") else None
+                    yield _response(piece, answer, prompt_ids=prompt_ids, echo=said, prompt_width=width)
         except OutriderError as error:
             self._front.metrics.rejected.labels(str(problem(error).status)).inc()
             raise
@@ -61,8 +63,11 @@ def _metadata(context: grpc.aio.ServicerContext, name: str) -> str:
 
 
 def _response(
-    piece: Piece, answer: Answer, *, prompt_ids: Sequence[int], echo: str
+    piece: Piece, answer: Answer, *, prompt_ids: Sequence[int], echo: str, prompt_width: int | None
 ) -> coordinator_pb2.GenerateResponse:
+    prompt_logprobs = piece.prompt_logprobs
+    if prompt_logprobs is not None and prompt_width is not None:  # an echo may have needed more
+        prompt_logprobs = prompt_logprobs.first(prompt_width)
     response = coordinator_pb2.GenerateResponse(
         choice=piece.choice,
         text=echo + piece.text,
@@ -70,7 +75,7 @@ def _response(
         drafted=piece.drafted,
         text_ends=[len(echo) + end for end in piece.text_ends],
         logprobs=_logprobs(piece.logprobs),
-        prompt_logprobs=_logprobs(piece.prompt_logprobs),
+        prompt_logprobs=_logprobs(prompt_logprobs),
     )
     if piece.finish_reason is not None:
         usage, stats = answer.usage, answer.speculation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from coordinator.detokenizer import Detokenizer
@@ -41,15 +41,19 @@ class AnswerText:
         min_tokens: int = 0,
         include_stop: bool = False,
         last_words: Sequence[str] = (),
+        may_end: Callable[[str], bool] = lambda _: True,
     ) -> None:
         """A stop string counts only where it lies behind the first `min_tokens` tokens; `stop_ids` have no text.
 
-        `last_words` stop the answer too, and are part of it.
+        `last_words` stop the answer too, and are part of it, where `may_end` says so of the text before them.
         """
         self.stopped_by: str | None = None
         self._detokenizer = detokenizer
         self._stop = tuple(dict.fromkeys((*stop, *last_words)))
-        self._shown = frozenset(self._stop if include_stop else set(last_words) - set(stop))
+        self._last_words = frozenset(set(last_words) - set(stop))
+        self._may_end = may_end
+        self._shown = frozenset(self._stop) if include_stop else self._last_words
+        self._given = ""
         self._stop_ids = stop_ids
         self._min_tokens = min_tokens
         self._held = ""
@@ -58,6 +62,11 @@ class AnswerText:
         self._ready: list[str] = []
         self._decoded = 0
         self._starts: list[int] = []
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The stop string that was asked for and ended the answer, or None."""
+        return None if self.stopped_by in self._last_words else self.stopped_by
 
     def cut(self, tokens: Sequence[int]) -> int | None:
         """Takes further tokens; the index of the one that completes a stop string, or None. The rest is discarded."""
@@ -103,15 +112,24 @@ class AnswerText:
             else:
                 certain -= self._partial_stop()
         self._ready.append(self._held[:certain])
+        if self._last_words:
+            self._given += self._held[:certain]
         self._held = self._held[certain:]
 
     def _first_stop(self) -> tuple[int, int, str] | None:
         """(start, end, string) of the match that is complete first."""
-        found = [(start + len(stop), start, stop) for stop in self._stop if (start := self._held.find(stop)) >= 0]
+        found = [(start + len(stop), start, stop) for stop in self._stop if (start := self._find(stop)) >= 0]
         if not found:
             return None
         end, start, stop = min(found)
         return start, end, stop
+
+    def _find(self, stop: str) -> int:
+        """Where a stop string begins in the text that is held, or -1."""
+        start = self._held.find(stop)
+        while start >= 0 and stop in self._last_words and not self._may_end(self._given + self._held[:start]):
+            start = self._held.find(stop, start + 1)
+        return start
 
     def _partial_stop(self) -> int:
         """Characters at the end that may begin a stop string."""

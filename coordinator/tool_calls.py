@@ -22,6 +22,11 @@ def writes_calls(template: ChatTemplate | None) -> bool:
     return template is not None and OPEN_TAG in template.source
 
 
+def closes_call(text: str) -> bool:
+    """Whether a closing tag behind this text would end a call, and does not lie in one of its strings."""
+    return '"' not in _STRING.sub("", text.rpartition(OPEN_TAG)[2])
+
+
 @dataclass(slots=True)
 class Parsed:
     """What a piece of text came to: text that is no call, and calls as OpenAI writes them."""

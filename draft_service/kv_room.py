@@ -50,10 +50,12 @@ class KVRoom:
 
     def enter(self, job: Job, sequence: Sequence, now_s: float) -> bool:
         """Room for all that a job will feed, for a stream that holds nothing; known prefixes are shared."""
-        self._streams.adopt(sequence, len(sequence.tokens) - max(min(job.wanted, 1), 1))
+        limit = len(sequence.tokens) - max(min(job.wanted, 1), 1)
+        self._streams.adopt(sequence, limit)
         spare = sum(1 for other in self._streams if other.blocks and other is not sequence) if self._grows else 0
         tokens = min(len(sequence.tokens) + job.wanted, self._most) if self._grows else len(sequence.tokens)
         if self.extend(sequence, int(tokens), now_s, spare=spare):
+            self._streams.kv.count_prefix(sequence, limit)
             return True
         self._streams.kv.drop_cache(sequence)
         return False

@@ -29,12 +29,19 @@ def source(grammar: Grammar) -> str:
     except (ValueError, RecursionError) as error:
         raise InvalidArgument("grammar", f"is not valid JSON: {error}") from None
     if grammar.kind is GrammarKind.TOOL_CALLS:
-        return LLMatcher.grammar_from_lark(_calls(value))
+        return _lark(_calls(value))
     if not isinstance(value, list) or not value or not all(isinstance(text, str) and text for text in value):
         raise InvalidArgument("grammar", "must be a list of texts, none of them empty")
     # Lark writes its strings as JSON does.
     texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(value))
-    return LLMatcher.grammar_from_lark(f"start: {texts}")
+    return _lark(f"start: {texts}")
+
+
+def _lark(text: str) -> str:
+    try:
+        return LLMatcher.grammar_from_lark(text)
+    except UnicodeError:
+        raise InvalidArgument("grammar", "holds half of a surrogate pair, which is no text") from None
 
 
 def _calls(value: Any) -> str:

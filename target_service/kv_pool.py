@@ -31,8 +31,10 @@ class KVPool:
         sequence = self._known(stream_id).sequence
         # A draft needs the features of the last positions, and a scored prompt the logits of all of them.
         kept_back = work.tokens if work.scored else self._known(stream_id).feature_window
-        found = self._streams.adopt(sequence, work.tokens - work.tail - kept_back)
+        limit = work.tokens - work.tail - kept_back
+        found = self._streams.adopt(sequence, limit)
         if self.grow(stream_id, work.tokens, spare_blocks):
+            self._streams.kv.count_prefix(sequence, limit)
             return found
         self._streams.kv.drop_cache(sequence)
         return None

@@ -155,7 +155,7 @@ class Verifier:
         self.scheduler.ran(step.payload, now - timing.started)
         for (piece, stream), verdict in zip(complete, verdicts, strict=True):
             if isinstance(verdict, OutriderError):
-                self._intake.end(piece.stream_id, verdict)
+                self._end_unfindable(piece.stream_id, verdict)
             else:
                 self._answer(piece.stream_id, stream, verdict, logprobs.get(piece.stream_id))
         self._outbox.flush(timings)
@@ -164,8 +164,13 @@ class Verifier:
         """Ends the streams of a step that failed: what their KV holds is unknown."""
         for piece in step.payload:
             if piece.stream_id in self.streams:
-                self._intake.end(piece.stream_id, OutriderError(f"the step failed: {error}"))
+                self._end_unfindable(piece.stream_id, OutriderError(f"the step failed: {error}"))
         self._outbox.flush()
+
+    def _end_unfindable(self, stream_id: int, error: OutriderError) -> None:
+        """Ends a stream whose KV may be spoilt: no other one finds it."""
+        self.streams.kv.rewind(self._intake[stream_id].sequence, 0)
+        self._intake.end(stream_id, error)
 
     def _span(self, piece: Piece) -> Span:
         stream = self._intake[piece.stream_id]

@@ -65,18 +65,23 @@ class SequenceKV:
         size = blocks.block_size
         found = size * blocks.share(sequence.blocks, names.upto(sequence.tokens, limit // size))
         sequence.shared = sequence.cached = found
-        self.prefix_tokens.asked += limit
-        if parent is not None:
+        if parent is not None and not parent.dropped:  # a windowed parent's table has gaps
             end = min(limit, parent.cached, parent.committed)
             alike = parent.tokens[found:end] == sequence.tokens[found:end]
             if 0 < end - found < size and alike and blocks.free_blocks:
                 blocks.grow(sequence.blocks, end)
                 blocks.copy(parent.blocks[found // size], sequence.blocks[-1], end - found)
                 sequence.cached = end
+        return sequence.cached
+
+    def count_prefix(self, sequence: Sequence, limit: int) -> None:
+        """Counts what `adopt` found for a sequence that has got room, of `limit` tokens; one without tries again."""
+        if sequence.names is None or limit <= 0:
+            return
+        self.prefix_tokens.asked += limit
         self.prefix_tokens.found += sequence.cached
         if sequence.prefix_tokens is None:
             sequence.prefix_tokens = sequence.cached
-        return sequence.cached
 
     def take_copies(self) -> list[Copy]:
         """Of KV, to be made before the next step; see `BlockManager.take_copies`."""

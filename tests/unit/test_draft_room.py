@@ -179,3 +179,17 @@ def test_a_windowed_drafts_rows_are_those_of_a_masked_pass(llama: LoadedModel) -
     assert x == int(out.argmax())
     margin = out.topk(2).values
     assert float(margin[0] - margin[1]) > 1e-6, "the choice must be clear to prove a thing"
+
+
+def test_a_fork_of_a_windowed_stream_has_no_gap(llama: LoadedModel) -> None:
+    """Guards n samples beside a window: the parent's table is shorter than its prompt, and no block stands where its
+    tokens would have it."""
+    tokens = [3 + (7 * place) % 90 for place in range(100)]
+    bench = Bench(llama, window=32, max_num_batched_tokens=128)
+    opens = (open_stream(1, tokens, GREEDY), open_stream(2, tokens, GREEDY, fork_of=1))
+    bench.send(propose([Item(1, tokens), Item(2, tokens)], 0, opens=opens))
+    bench.run()
+    bench.send(propose([Item(1, tokens, generation=1), Item(2, tokens, generation=1)], 4))
+    proposals = drafted(bench.run())
+    assert proposals[1] == proposals[2] and len(proposals[1]) == 4
+    bench.streams.check_integrity()

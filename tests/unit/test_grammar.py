@@ -16,6 +16,7 @@ from coordinator.generate_request import query_from_pb
 from outrider.engine.grammar import Grammars, Matcher
 from outrider.errors import InvalidArgument
 from outrider.grammar import MAX_GRAMMAR, Grammar, GrammarKind
+from outrider.guidance import problem
 from outrider.rpc.stream_codec import params_to_pb
 from outrider.sampling import SamplingParams
 from outrider.v1 import coordinator_pb2
@@ -242,3 +243,15 @@ def test_masks_do_not_depend_on_what_was_asked_before(tmp_path: Path) -> None:
             text = [*text[: -rng.integers(1, 5)], int(rng.integers(258))]
         else:
             text = [*text, int(rng.choice(ids_of(mask)))]
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar(GrammarKind.CHOICE, '["\\ud800"]'),
+        Grammar(GrammarKind.TOOL_CALLS, '{"functions": {"\\ud800": true}}'),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_the_clients_fault(grammar: Grammar) -> None:
+    """Guards the gRPC door, where such a text arrives as JSON writes it, against INTERNAL."""
+    assert "half of a surrogate pair" in (problem(grammar) or "")

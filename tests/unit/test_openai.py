@@ -125,6 +125,24 @@ async def test_token_ids_are_returned_on_request() -> None:
     assert [token for choice in choices for token in choice["token_ids"]] == whole["token_ids"]
 
 
+async def test_min_tokens_beyond_the_room_names_the_room() -> None:
+    """Guards a message that names a number the client never sent."""
+    prompt = [97] * (MAX_MODEL_LEN - 5)
+    response = await complete(ScriptedDecoder(), prompt=prompt, max_tokens=50, min_tokens=10)
+    assert response.status_code == 400
+    assert "min_tokens must be at most 5" in response.json()["error"]["message"].replace("min_tokens: ", "min_tokens ")
+
+
+@pytest.mark.parametrize("asked", [10**8, 2**31, 2**63])
+async def test_more_tokens_than_there_is_room_end_with_the_room(asked: int) -> None:
+    """Guards large values against a hang, a crash and an empty answer."""
+    prompt = [97] * (MAX_MODEL_LEN - 5)
+    response = await complete(ScriptedDecoder(), prompt=prompt, max_tokens=asked)
+    assert response.status_code == 200
+    assert response.json()["choices"][0]["finish_reason"] == "length"
+    assert response.json()["usage"]["completion_tokens"] == 5
+
+
 async def test_several_answers_are_told_apart() -> None:
     """Guards `n`: each answer has an index and noise of its own, and all are counted."""
     decoder = ScriptedDecoder()

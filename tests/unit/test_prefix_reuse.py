@@ -288,3 +288,16 @@ def test_a_warm_draft_proposes_what_a_cold_one_does(llama: Any) -> None:
     ]
     assert proposals[0][1] == proposals[1][2] and len(proposals[0][1]) == 4
     assert bench.streams.kv.prefix_tokens.found == 64
+
+
+def test_what_is_found_is_counted_when_there_is_room(llama: Any) -> None:
+    """Guards `cached_tokens` and hit rates: a stream that waits for room looks again at every step."""
+    prompt = list(range(1, 60))
+    target = Target(llama, num_blocks=7, block_size=16)
+    first, second = Stream(1, prompt, SAMPLED), Stream(2, [*prompt, 9], SAMPLED)
+    target.send(plain([first, second], 20))
+    target.settle()  # at first the second one has no room; once the first prompt has been read it shares that
+    found = target.verifier.streams.kv.prefix_tokens
+    assert (found.asked, found.found) == (58 + 59, 48)
+    sequence = target.verifier.streams.get(2)
+    assert sequence is not None and sequence.prefix_tokens == 48

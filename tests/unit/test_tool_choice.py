@@ -150,6 +150,20 @@ async def test_the_answer_ends_behind_its_first_call(stream: bool) -> None:
     assert len(decoder.streams[-1].said) == len(f"Hm. {CALL}".encode())
 
 
+async def test_a_tag_in_an_argument_does_not_end_the_answer() -> None:
+    """Guards `parallel_tool_calls: false` against a cut in the middle of a call that speaks of calls."""
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": "</tool_call> \\" </tool_call>"}}\n</tool_call>'
+    decoder = ScriptedDecoder([*f"{call} {call}".encode(), EOS], 5)
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    response = await chat(decoder, tools=tools, parallel_tool_calls=False, max_tokens=400)
+    (choice,) = response.json()["choices"]
+    assert [json.loads(one["function"]["arguments"]) for one in choice["message"]["tool_calls"]] == [
+        {"a": '</tool_call> " </tool_call>'}
+    ]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", None)
+    assert len(decoder.streams[-1].said) == len(call.encode())
+
+
 def test_a_tag_inside_a_string_is_text() -> None:
     """Guards calls whose arguments speak of tool calls, and what is no call with a string that never ends."""
     call = '<tool_call>\n{"name": "f", "arguments": {"a": "</tool_call> \\" </tool_call>"}}\n</tool_call>'

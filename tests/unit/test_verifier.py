@@ -181,6 +181,29 @@ def test_nan_reaches_its_own_stream_only(disjoint: Any, params: SamplingParams, 
     assert target.settle()[0].status is Status.OK
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_spoilt_prefix_is_not_found_again(disjoint: Any, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards the next request of the same prompt: what made one row NaN, or its step fail, may lie in its KV."""
+    target = Target(Spoilt(disjoint, 2, whole=True))
+    prompt = [1, 2] * 20
+    if fails:
+        monkeypatch.setattr(verifier, "judge", _raising)
+        target.send(plain([Stream(2, prompt, GREEDY)], 1))
+        with pytest.raises(RuntimeError):
+            target.settle()
+        monkeypatch.undo()
+    else:
+        target.send(plain([Stream(2, prompt, GREEDY)], 1))
+    assert target.settle()[0].status is Status.INTERNAL
+    target.send(plain([Stream(9, prompt, GREEDY)], 1))
+    assert target.settle()[0].status is Status.OK
+    assert target.verifier.streams.kv.prefix_tokens.found == 0
+
+
+def _raising(*_: Any) -> Any:
+    raise RuntimeError("the device is gone")
+
+
 def q_row(*pairs: tuple[int, float]) -> CountRow:
     return quantise(np.array([token for token, _ in pairs]), np.array([q for _, q in pairs]))
 
