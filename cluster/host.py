@@ -14,6 +14,7 @@ from draft_service.config import DraftConfig
 from outrider.engine.blas import pin_blas
 from outrider.errors import OutriderError
 from outrider.models import Role
+from outrider.service import cards
 from outrider.service.launch import located
 from outrider.service.service import Service
 from target_service.config import TargetConfig
@@ -49,6 +50,7 @@ class ServiceHost:
 
     async def __init__(self, config: TargetConfig | DraftConfig) -> None:  # type: ignore[misc]  # Ray awaits it
         pin_blas()
+        cards.number_as_listed(os.environ)
         role: Role = "target" if isinstance(config, TargetConfig) else "draft"
         logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s")
         self._node = ray.util.get_node_ip_address()

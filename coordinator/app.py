@@ -107,6 +107,12 @@ def _part(info: PartInfo | None) -> dict[str, Any] | None:
         return None
     return {
         "model": info.model_id,
+        "revision": info.model_revision,
+        "weight_hash": info.weight_hash,
+        "parameters": info.parameters,
+        "vocab_rows": info.vocab_rows,
+        "device": info.device_name,
+        "device_uuid": info.device_uuid,
         "dtype": info.dtype,
         "kind": info.draft_kind or "target",
         "batch_invariant": info.batch_invariant,

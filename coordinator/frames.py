@@ -111,8 +111,10 @@ class Writer:
                 choice["token_ids"] = [token for piece in own for token in piece.token_ids]
                 choice["drafted"] = [drafted for piece in own for drafted in piece.drafted]
                 choice["prompt_token_ids"] = self._answer.prompt_ids(index)
-            if self._shape.prompt_logprobs is not None and own[0].prompt_logprobs is not None:
-                shown = own[0].prompt_logprobs.first(self._shape.prompt_logprobs)
+            # A chat has one prompt, and one list for all its choices.
+            wanted = None if "prompt_logprobs" in body else self._shape.prompt_logprobs
+            if wanted is not None and own[0].prompt_logprobs is not None:
+                shown = own[0].prompt_logprobs.first(wanted)
                 (body if self._chat else choice)["prompt_logprobs"] = self._logprobs.prompt(
                     self._answer.prompt_ids(index), shown
                 )

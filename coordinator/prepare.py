@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,6 +12,7 @@ from coordinator.prompts import Echo, check_ids, echo, prompt_ids
 from coordinator.query import Conversation, Query
 from coordinator.request import DecodingRequest
 from coordinator.served import COMPLETION_MAX_TOKENS, ServedModel, UnknownModel
+from coordinator.state import prompt_hashes
 from coordinator.synthetic import METHOD
 from coordinator.text import AnswerText
 from coordinator.tool_calls import closes_call, writes_calls
@@ -84,6 +86,10 @@ class Prepared:
         return self.requests[0].deadline_s
 
 
+MOST_PROMPT_LOGPROBS = 1 << 20
+"""Of one answer: some 400 MB while they are written."""
+
+
 def prepare(query: Query, model: ServedModel, policy: Policy) -> Prepared:
     """Check a query against the model and lay out its answers.
 
@@ -108,8 +114,10 @@ def prepare(query: Query, model: ServedModel, policy: Policy) -> Prepared:
     method = METHOD if synthetic is not None else query.speculation.method or policy.rejection_sample_method
     if synthetic is not None and (query.logprobs is not None or _prompt_logprobs(query) is not None):
         raise InvalidArgument("logprobs", "have no meaning where tokens are accepted at a set rate (synthetic)")
+    _check_prompt_logprobs(query, prompts)
     requests, texts = [], []
     for ids in prompts:
+        hashes = prompt_hashes(ids)
         group = secrets.randbits(64) if query.n > 1 else 0
         params = _params(query, model, bad_words, room=model.max_model_len - len(ids))
         for index in range(query.n):
@@ -124,6 +132,7 @@ def prepare(query: Query, model: ServedModel, policy: Policy) -> Prepared:
             )
             request = DecodingRequest(
                 prompt_ids=ids,
+                prompt_hashes=hashes,
                 params=params,
                 seed=query.seed,
                 rule=rules[method],
@@ -187,6 +196,20 @@ def _prompt_logprobs(query: Query) -> int | None:
     """An echo shows the prompt's tokens as it shows the answer's."""
     wanted = [query.prompt_logprobs, query.logprobs if query.echo else None]
     return max((number for number in wanted if number is not None), default=None)
+
+
+def _check_prompt_logprobs(query: Query, prompts: Sequence[Sequence[int]]) -> None:
+    number = _prompt_logprobs(query)
+    if number is None:
+        return
+    values = sum(map(len, prompts)) * (number + 1) * query.n
+    if values > MOST_PROMPT_LOGPROBS:
+        field = "logprobs" if query.prompt_logprobs is None else "prompt_logprobs"
+        raise InvalidArgument(
+            field,
+            f"would make {values} log-probabilities of prompts (tokens x alternatives x n); at most "
+            f"{MOST_PROMPT_LOGPROBS} are written in one answer",
+        )
 
 
 def _bad_words(query: Query, model: ServedModel) -> tuple[tuple[int, ...], ...]:

@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -83,7 +83,8 @@ class Reply(Response):
                 if self._shape.stream:
                     await self._stream(send, pieces, writer)
                 else:
-                    await self._send_json(send, 200, writer.whole([piece async for piece in pieces]))
+                    whole = [piece async for piece in pieces]
+                    await self._send_body(send, 200, await self._written(lambda got: _dumped(writer.whole(got)), whole))
         except Exception as error:
             if not isinstance(error, OutriderError):
                 logger.exception("request %s failed", self._query.request_id)
@@ -97,7 +98,7 @@ class Reply(Response):
             )
             return
         async for piece in pieces:
-            await self._send_event(send, writer.chunk(piece))
+            await self._send_event(send, await self._written(lambda got: writer.chunk(*got), [piece]))
         await self._send_event(send, writer.usage_chunk())
         await self._end_stream(send, padded(DONE, config.stream_pad))
 
@@ -105,12 +106,18 @@ class Reply(Response):
         first = await anext(pieces)  # what fails before it has a status of its own
         await self._send_event(send, None)
         async with pacer:
-            pacer.put(writer.chunk(first))
+            pacer.put(await self._written(lambda got: writer.chunk(*got), [first]))
             async for piece in pieces:
                 pacer.put(writer.chunk(piece))
             pacer.put(writer.usage_chunk())
             pacer.put(DONE)
         await self._end_stream(send, b"")
+
+    async def _written(self, write: Callable[[list[Piece]], bytes | None], pieces: list[Piece]) -> bytes | None:
+        """What is written of pieces; in a thread where a prompt's log-probabilities would hold up all other answers."""
+        if all(piece.prompt_logprobs is None for piece in pieces):
+            return write(pieces)
+        return await self._front.off_loop(self._query.client, partial(write, pieces), self._query.timeout_s)
 
     async def _ping(self, send: Send) -> None:
         """Keeps a silent stream alive with comments, which clients skip."""
@@ -149,10 +156,19 @@ class Reply(Response):
     async def _send_json(
         self, send: Send, status: int, value: dict[str, Any], headers: dict[str, str] | None = None
     ) -> None:
-        body = json.dumps(value, separators=(",", ":")).encode()
+        await self._send_body(send, status, _dumped(value), headers)
+
+    async def _send_body(
+        self, send: Send, status: int, body: bytes | None, headers: dict[str, str] | None = None
+    ) -> None:
+        body = body or b""
         fixed = {"content-type": "application/json", "content-length": str(len(body))}
         await _start(send, status, {**fixed, **self._extra_headers, **(headers or {})})
         await send({"type": "http.response.body", "body": body})
+
+
+def _dumped(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 async def _iterate(answer: Answer) -> AsyncGenerator[Piece, None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -37,6 +38,8 @@ class DecodingRequest:
             for every request that wants a text.
         prompt_logprobs: the same for the prompt's tokens behind the first.
         trace: of the request that this answers a part of; None if it is not traced.
+        prompt_hashes: of the prompt, as `state.prompt_hashes` makes them off the event loop; None makes them at the
+            opening.
     """
 
     prompt_ids: tuple[int, ...]
@@ -55,6 +58,7 @@ class DecodingRequest:
     prompt_logprobs: int | None = None
     synthetic: float | None = None
     trace: RequestTrace | None = None
+    prompt_hashes: array[int] | None = field(default=None, compare=False, repr=False)
 
     @property
     def draws_dense(self) -> bool:

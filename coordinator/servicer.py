@@ -11,7 +11,6 @@ from coordinator.answer import Answer, Piece
 from coordinator.front import Front
 from coordinator.generate_request import query_from_pb
 from coordinator.problems import problem
-from outrider.errors import OutriderError
 from outrider.logprobs import LogprobRows
 from outrider.sampling import Rule
 from outrider.tracing import TRACEPARENT
@@ -37,13 +36,13 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self, request: coordinator_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[coordinator_pb2.GenerateResponse]:
         """Streams one answer; when the client goes away, gRPC cancels this and the answer ends with it."""
+        begun: set[int] = set()
         try:
             caller = self._front.keyring.caller(_metadata(context, "authorization"))
             query = query_from_pb(request, context.time_remaining())
             traceparent = _metadata(context, TRACEPARENT)
             query = replace(query, client=caller.name, tenant=caller.tenant, traceparent=traceparent)
             async with self._front.answer(query) as answer:
-                begun: set[int] = set()
                 async for piece in answer:
                     prompt_ids = answer.prompt_ids(piece.choice) if request.return_prompt_token_ids else ()
                     echo = answer.echo(piece.choice) if piece.choice not in begun else None
@@ -51,8 +50,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServiceServicer):
                     said = "" if echo is None else echo.text
                     width = request.prompt_logprobs if request.HasField("prompt_logprobs") else None
                     yield _response(piece, answer, prompt_ids=prompt_ids, echo=said, prompt_width=width)
-        except OutriderError as error:
-            self._front.metrics.rejected.labels(str(problem(error).status)).inc()
+        except Exception as error:
+            if not begun:  # what ends later is no refusal
+                self._front.metrics.rejected.labels(str(problem(error).status)).inc()
             raise
 
 

@@ -145,16 +145,21 @@ class StreamState:
 
 def new_stream(stream_id: int, request: DecodingRequest, seed: int) -> StreamState:
     """A stream before its first round; `seed` is the request's or random."""
-    state = StreamState(
+    return StreamState(
         stream_id=stream_id,
         request=request,
         keys=Keys.from_seed(seed),
         tokens=list(request.prompt_ids),
-        hashes=array("Q", [0]),
+        hashes=prompt_hashes(request.prompt_ids) if request.prompt_hashes is None else request.prompt_hashes[:],
         stats=StreamStats(rule=request.rule, synthetic=request.synthetic is not None),
     )
-    extend_hashes(state.hashes, request.prompt_ids)
-    return state
+
+
+def prompt_hashes(tokens: Sequence[int]) -> array[int]:
+    """`prefix_hash` of every beginning of a prompt, the empty one first; a second for some million tokens."""
+    hashes = array("Q", [0])
+    extend_hashes(hashes, tokens)
+    return hashes
 
 
 def extend_hashes(hashes: array[int], tokens: Sequence[int]) -> None:

@@ -100,7 +100,7 @@ class Client:
         try:
             async with self._session.post(self.endpoint.path, json=body) as response:
                 if response.status != 200:
-                    return answer.failed(f"http_{response.status}", _message(await response.text()))
+                    return answer.failed(f"http_{response.status}", _message(await response.text(errors="replace")))
                 if not body.get("stream"):
                     answer.whole(await response.text())
                 else:
@@ -111,7 +111,7 @@ class Client:
             return answer.failed("timeout", f"no end within {self.endpoint.timeout_s:g} s")
         except (aiohttp.ClientError, ConnectionError) as error:
             return answer.failed("cut", f"{type(error).__name__}: {error}")
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             return answer.failed("malformed", f"{type(error).__name__}: {error}")
         return answer.ended()
 
@@ -150,7 +150,7 @@ class _Answer:
             return
         event = json.loads(data)
         if event.get("error"):
-            self._error = str(event["error"].get("message", event["error"]))
+            self._error = _said(event["error"])
             return
         usage = event.get("usage")
         if usage:
@@ -223,10 +223,14 @@ def _text(choice: Mapping[str, Any]) -> bool:
 def _message(text: str) -> str:
     """What an error body says, whatever its shape."""
     try:
-        error = json.loads(text)["error"]
-        return str(error["message"] if isinstance(error, dict) else error)
+        return _said(json.loads(text)["error"])
     except (json.JSONDecodeError, KeyError, TypeError):
         return text.strip()
+
+
+def _said(error: Any) -> str:
+    """What an error says, be it an object or a text."""
+    return str(error.get("message", error) if isinstance(error, dict) else error)
 
 
 def base(url: str) -> str:
@@ -263,7 +267,7 @@ async def discover(
                 body = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
                 async with session.post(root + "/v1/chat/completions", json=body) as response:
                     door = "chat" if response.status == 200 else "completions"
-    except (aiohttp.ClientError, TimeoutError, json.JSONDecodeError, AttributeError) as error:
+    except (aiohttp.ClientError, TimeoutError, ValueError, AttributeError, KeyError, TypeError, IndexError) as error:
         raise Unavailable(f"{root} does not answer as an OpenAI server does: {error}") from None
     return Endpoint(url=url, door=door, model=model, headers=headers)
 

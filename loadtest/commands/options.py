@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,6 +66,16 @@ def share(field: str, value: float) -> float:
     if not 0 <= value <= 1:
         raise InvalidArgument(field, f"must be from 0 to 1, got {value:g}")
     return value
+
+
+def above_zero(field: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise InvalidArgument(field, f"must be a number above 0, got {value:g}")
+
+
+def not_negative(field: str, value: int) -> None:
+    if value < 0:
+        raise InvalidArgument(field, f"must be 0 or more, got {value}")
 
 
 def json_object(field: str, text: str | None) -> dict[str, Any]:

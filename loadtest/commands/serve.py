@@ -30,9 +30,11 @@ from loadtest.commands.options import (
     Temperature,
     Trace,
     Url,
+    above_zero,
     choice,
     json_object,
     needs_extra,
+    not_negative,
     only_limits,
     prompt_set,
     share,
@@ -82,6 +84,8 @@ def bench_serve(
     from loadtest.serve import ServeOptions, serve
     from loadtest.workload import Load, Sampling
 
+    above_zero("request-timeout", request_timeout)
+    not_negative("num-warmups", num_warmups)
     limits = slo.parse([*(goodput or []), *only_limits(context.args)])
     options = ServeOptions(
         load=Load(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,11 @@ _REMEDY = (
     "a container needs the NVIDIA Container Toolkit on its host and the cards given to it (docker run --gpus all; in "
     "Compose a device reservation); else choose device cpu"
 )
+
+
+def number_as_listed(environ: MutableMapping[str, str]) -> None:
+    """Has CUDA number cards by bus, as nvidia-smi does, and not by speed; for launchers, before torch is imported."""
+    environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
 class Given(NamedTuple):

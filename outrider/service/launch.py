@@ -28,6 +28,7 @@ def launch(role: models.Role, read: Callable[[list[str]], Config], make: Callabl
     )
     log = logging.getLogger(f"{role}_service")
     pin_blas()
+    cards.number_as_listed(os.environ)
     raise_file_limit()
     try:
         config = read(sys.argv[1:])

@@ -71,3 +71,13 @@ def test_a_token_that_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest
 
 def test_the_cpu_needs_no_card() -> None:
     assert cards.check("cpu", (), {}) is None
+
+
+def test_cards_are_numbered_as_they_are_listed() -> None:
+    """Guards against a log line that names another card than the one that is used: CUDA's own order differs."""
+    environ = {"PATH": "x"}
+    cards.number_as_listed(environ)
+    assert environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    chosen = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    cards.number_as_listed(chosen)
+    assert chosen["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"

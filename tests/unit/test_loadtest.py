@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from aiohttp import web
 
 from loadtest import arrivals, slo
 from loadtest.client import Client, Endpoint, base, stopwatch
@@ -457,3 +458,23 @@ class TestSpread:
         for generators, lanes in ((3, 2), (0, None), (9, None)):
             with pytest.raises(InvalidArgument, match="generators"):
                 split([Call({}, "t")] * 8, generators, lanes)
+
+
+async def test_whatever_a_server_says_is_an_outcome() -> None:
+    """Guards a run against a proxy's page in another encoding, and the server's own words in an odd error."""
+
+    async def page(request: Request) -> None:
+        request.response = web.Response(body="d\u00e9faut".encode("latin-1"), status=502, content_type="text/html")
+
+    page.prepares = True  # type: ignore[attr-defined]
+
+    async def odd(request: Request) -> None:
+        await request.send(b'data: {"error": "out of memory"}\n\n')
+
+    for script, failure, said in ((page, "http_502", "faut"), (odd, "error_event", "out of memory")):
+        async with serving(script) as fake:
+            endpoint = Endpoint(url=fake.url, door="completions", model="m")
+            async with Client(endpoint, connections=1) as client:
+                body = endpoint.body("q", stream=True, each_usage=False, fields={})
+                outcome = await client.send(body, task="t", planned_s=0.0, clock=stopwatch())
+        assert outcome.failure == failure and said in outcome.detail

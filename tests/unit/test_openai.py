@@ -143,6 +143,15 @@ async def test_more_tokens_than_there_is_room_end_with_the_room(asked: int) -> N
     assert response.json()["usage"]["completion_tokens"] == 5
 
 
+async def test_too_many_log_probabilities_of_prompts_are_refused() -> None:
+    """Guards memory and every other answer: tokens x alternatives x n of long prompts come to gigabytes of JSON."""
+    prompts = [[97] * (MAX_MODEL_LEN - 5)] * 16
+    response = await complete(ScriptedDecoder(), prompt=prompts, prompt_logprobs=20, n=16, max_tokens=1)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "prompt_logprobs" and "tokens x alternatives x n" in error["message"]
+
+
 async def test_several_answers_are_told_apart() -> None:
     """Guards `n`: each answer has an index and noise of its own, and all are counted."""
     decoder = ScriptedDecoder()

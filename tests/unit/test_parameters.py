@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from coordinator.app import build_app
+from coordinator.frames import Writer
 from coordinator.front import Front, FrontConfig
 from outrider.engine.config import EngineConfig
 from outrider.engine.laws import printable_table
@@ -305,3 +307,26 @@ async def test_a_prompt_that_was_seen_before_is_found_by_its_own_tenant_only() -
             0,
             64,
         ]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_of_prompts_are_written_off_the_event_loop(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards all other answers: those of a long prompt take seconds to write."""
+    threads: dict[str, set[int]] = {"whole": set(), "chunk": set()}
+    for name, seen in threads.items():
+        own = getattr(Writer, name)
+
+        def noted(self: Writer, *arguments: Any, own: Any = own, seen: set[int] = seen) -> Any:
+            seen.add(threading.get_ident())
+            return own(self, *arguments)
+
+        monkeypatch.setattr(Writer, name, noted)
+    async with client_of(PurePair()) as client:
+        for fields, off_loop in (({}, False), ({"logprobs": 1}, False), ({"echo": True, "logprobs": 1}, True)):
+            for seen in threads.values():
+                seen.clear()
+            asking = streamed if stream else ask
+            await asking(client, prompt=PROMPT, **fields, **GREEDY)
+            assert bool(threads["chunk" if stream else "whole"] - {threading.get_ident()}) == off_loop
