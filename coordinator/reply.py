@@ -108,7 +108,7 @@ class Reply(Response):
         async with pacer:
             pacer.put(await self._written(lambda got: writer.chunk(*got), [first]))
             async for piece in pieces:
-                pacer.put(writer.chunk(piece))
+                pacer.put(await self._written(lambda got: writer.chunk(*got), [piece]))
             pacer.put(writer.usage_chunk())
             pacer.put(DONE)
         await self._end_stream(send, b"")
