@@ -79,6 +79,7 @@ def test_a_compiled_target_is_told_apart() -> None:
 
 
 @pytest.mark.model
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason=f"none of {', '.join(COMPILERS)} is installed")
 class TestCompiled:
     """Each compiles a tiny model once, which takes half a minute."""
