@@ -11,10 +11,9 @@ from typing import NamedTuple
 import ray
 
 from draft_service.config import DraftConfig
-from outrider.engine.blas import pin_blas
 from outrider.errors import OutriderError
 from outrider.models import Role
-from outrider.service import cards
+from outrider.service.environment import set_environment
 from outrider.service.launch import located
 from outrider.service.service import Service
 from target_service.config import TargetConfig
@@ -49,8 +48,7 @@ class ServiceHost:
     """Runs one service for as long as the actor lives; a service that ends, ends the actor, and Ray starts it anew."""
 
     async def __init__(self, config: TargetConfig | DraftConfig) -> None:  # type: ignore[misc]  # Ray awaits it
-        pin_blas()
-        cards.number_as_listed(os.environ)
+        set_environment()
         role: Role = "target" if isinstance(config, TargetConfig) else "draft"
         logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s")
         self._node = ray.util.get_node_ip_address()

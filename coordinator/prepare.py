@@ -22,6 +22,9 @@ from outrider.guidance import problem
 from outrider.planted import Plant
 from outrider.sampling import Form, Rule, SamplingParams
 
+MOST_PROMPT_LOGPROBS = 1 << 20
+"""Of one answer; each is an object of its own until they are written."""
+
 Number = TypeVar("Number", int, float)
 
 SEEDED_RULE = {"auto": Rule.COUPLED, "standard": Rule.STANDARD, "coupled": Rule.COUPLED, METHOD: Rule.STANDARD}
@@ -84,10 +87,6 @@ class Prepared:
     @property
     def timeout_s(self) -> float:
         return self.requests[0].deadline_s
-
-
-MOST_PROMPT_LOGPROBS = 1 << 20
-"""Of one answer: some 400 MB while they are written."""
 
 
 def prepare(query: Query, model: ServedModel, policy: Policy) -> Prepared:

@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -83,8 +83,7 @@ class Reply(Response):
                 if self._shape.stream:
                     await self._stream(send, pieces, writer)
                 else:
-                    whole = [piece async for piece in pieces]
-                    await self._send_body(send, 200, await self._written(lambda got: _dumped(writer.whole(got)), whole))
+                    await self._send_body(send, 200, await _whole(writer, [piece async for piece in pieces]))
         except Exception as error:
             if not isinstance(error, OutriderError):
                 logger.exception("request %s failed", self._query.request_id)
@@ -98,7 +97,7 @@ class Reply(Response):
             )
             return
         async for piece in pieces:
-            await self._send_event(send, await self._written(lambda got: writer.chunk(*got), [piece]))
+            await self._send_event(send, await _chunk(writer, piece))
         await self._send_event(send, writer.usage_chunk())
         await self._end_stream(send, padded(DONE, config.stream_pad))
 
@@ -106,18 +105,12 @@ class Reply(Response):
         first = await anext(pieces)  # what fails before it has a status of its own
         await self._send_event(send, None)
         async with pacer:
-            pacer.put(await self._written(lambda got: writer.chunk(*got), [first]))
+            pacer.put(await _chunk(writer, first))
             async for piece in pieces:
-                pacer.put(await self._written(lambda got: writer.chunk(*got), [piece]))
+                pacer.put(await _chunk(writer, piece))
             pacer.put(writer.usage_chunk())
             pacer.put(DONE)
         await self._end_stream(send, b"")
-
-    async def _written(self, write: Callable[[list[Piece]], bytes | None], pieces: list[Piece]) -> bytes | None:
-        """What is written of pieces; in a thread where a prompt's log-probabilities would hold up all other answers."""
-        if all(piece.prompt_logprobs is None for piece in pieces):
-            return write(pieces)
-        return await self._front.off_loop(self._query.client, partial(write, pieces), self._query.timeout_s)
 
     async def _ping(self, send: Send) -> None:
         """Keeps a silent stream alive with comments, which clients skip."""
@@ -158,13 +151,27 @@ class Reply(Response):
     ) -> None:
         await self._send_body(send, status, _dumped(value), headers)
 
-    async def _send_body(
-        self, send: Send, status: int, body: bytes | None, headers: dict[str, str] | None = None
-    ) -> None:
-        body = body or b""
+    async def _send_body(self, send: Send, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         fixed = {"content-type": "application/json", "content-length": str(len(body))}
         await _start(send, status, {**fixed, **self._extra_headers, **(headers or {})})
         await send({"type": "http.response.body", "body": body})
+
+
+async def _whole(writer: Writer, pieces: list[Piece]) -> bytes:
+    """An answer as JSON. Log-probabilities are written in a thread: thousands of tokens' would hold up all others.
+
+    In none of the front's places: an answer that is there is not refused for want of one.
+    """
+    if all(piece.logprobs is None and piece.prompt_logprobs is None for piece in pieces):
+        return _dumped(writer.whole(pieces))
+    return await asyncio.to_thread(lambda: _dumped(writer.whole(pieces)))
+
+
+async def _chunk(writer: Writer, piece: Piece) -> bytes | None:
+    """An event; in a thread where it brings a whole prompt's log-probabilities."""
+    if piece.prompt_logprobs is None:
+        return writer.chunk(piece)
+    return await asyncio.to_thread(writer.chunk, piece)
 
 
 def _dumped(value: dict[str, Any]) -> bytes:

@@ -9,15 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from outrider import dummy, log_format, models, phases
-from outrider.engine.blas import pin_blas
-from outrider.engine.code_cache import keep_compiled_code
 from outrider.errors import InvalidArgument, OutriderError
-from outrider.fetch.cache import cache_root
 from outrider.local import devices
 from outrider.rpc.files import raise_file_limit
 from outrider.rpc.server import run
 from outrider.service import cards
 from outrider.service.config import Config
+from outrider.service.environment import set_environment
 from outrider.service.service import Service
 
 
@@ -27,8 +25,7 @@ def launch(role: models.Role, read: Callable[[list[str]], Config], make: Callabl
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s {role} %(levelname)s %(name)s: %(message)s"
     )
     log = logging.getLogger(f"{role}_service")
-    pin_blas()
-    cards.number_as_listed(os.environ)
+    set_environment()
     raise_file_limit()
     try:
         config = read(sys.argv[1:])
@@ -37,8 +34,6 @@ def launch(role: models.Role, read: Callable[[list[str]], Config], make: Callabl
     except OutriderError as error:
         log.error("%s", error)
         return 2
-    if config.compile:
-        keep_compiled_code(cache_root() / "inductor")
     if config.log_format == log_format.JSON:
         log_format.write_json(role)
     if given is not None:

@@ -301,3 +301,12 @@ async def test_a_hundred_bad_requests_do_no_harm() -> None:
         await all_closed(made)
         answer = (await made.http.post("/v1/completions", json={"prompt": "a", "max_tokens": 64})).json()
         assert answer["choices"][0]["text"] == TEXT
+
+
+async def test_a_prompts_alternatives_are_as_many_as_were_asked_for() -> None:
+    """Guards clients that cut the flat list by the number they asked for: an echo may need more for itself."""
+    async with doors("stub:markov", "stub:perfect") as made:
+        fields: dict[str, Any] = {"max_tokens": 2, "temperature": 0, "echo": True, "logprobs": 3, "prompt_logprobs": 1}
+        first, *_ = await generate(made, request("abcd", **fields))
+        assert 3 <= len(first.prompt_logprobs.logprobs) == len(first.prompt_logprobs.top_ids)
+        assert len(first.logprobs.top_ids) == 3 * len(first.token_ids)

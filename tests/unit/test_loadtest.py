@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
+from typer.testing import CliRunner
 
 from loadtest import arrivals, slo
 from loadtest.client import Client, Endpoint, base, stopwatch
@@ -25,6 +26,7 @@ from loadtest.spread import generate, join, split
 from loadtest.sse import EventParser
 from loadtest.summary import summarise
 from loadtest.workload import Load, Sampling
+from outrider.cli import app
 from outrider.errors import InvalidArgument, Unavailable
 from tests.unit.fake_openai import END, FakeServer, Request, failing, frame, serving, usage
 
@@ -478,3 +480,11 @@ async def test_whatever_a_server_says_is_an_outcome() -> None:
                 body = endpoint.body("q", stream=True, each_usage=False, fields={})
                 outcome = await client.send(body, task="t", planned_s=0.0, clock=stopwatch())
         assert outcome.failure == failure and said in outcome.detail
+
+
+@pytest.mark.parametrize("flag", [("--request-timeout", "0"), ("--request-timeout", "nan"), ("--num-warmups", "-1")])
+def test_a_limit_that_would_mean_none_is_refused(flag: tuple[str, str]) -> None:
+    """Guards against a bench that waits for ever because it was told to wait for no time."""
+    done = CliRunner().invoke(app, ["bench", "serve", "--url", "http://127.0.0.1:9", *flag])
+    said = str(done.exception) if isinstance(done.exception, InvalidArgument) else done.output
+    assert done.exit_code != 0 and flag[0].lstrip("-") in said

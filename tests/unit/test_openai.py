@@ -792,8 +792,8 @@ async def test_draining_refuses_new_requests_and_waits_for_the_others() -> None:
 async def test_readiness_is_the_target_s_and_a_missing_draft_only_degrades() -> None:
     """Guards against a dead draft taken for an outage, and against requests sent to a coordinator without target."""
     decoder = ScriptedDecoder()
-    target, decoder.target = decoder.target, None
-    assert target is not None
+    target = part_info(model_revision="r1", weight_hash="w1", parameters=5, device_name="card", device_uuid="GPU-1")
+    decoder.target = None
     async with http_client(decoder) as client:
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/ready")).status_code == 503
@@ -804,6 +804,8 @@ async def test_readiness_is_the_target_s_and_a_missing_draft_only_degrades() -> 
         body = ready.json()
         assert (body["degraded"], body["draft"], body["last_step_age_s"]) == ([], None, None)
         assert (body["target"]["dtype"], body["max_num_seqs"]) == (target.dtype, target.max_num_seqs)
+        named = ("revision", "weight_hash", "parameters", "vocab_rows", "device", "device_uuid")
+        assert tuple(body["target"][name] for name in named) == ("r1", "w1", 5, target.vocab_rows, "card", "GPU-1")
         decoder.target = None
         assert (await client.get("/ready")).status_code == 503
 
